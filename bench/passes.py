@@ -24,6 +24,8 @@ from typing import NamedTuple
 from bench.figures import render_table
 from bench.processes import memory
 from bench.router import BUFFERED, FULL_DUPLEX, BenchedRouter, Loop, body_message
+from extproc.adapters.declared import Declaration
+from extproc.adapters.planner import Planner
 from extproc.fleet.models import decode_models
 from extproc.queue.status import describe_queue
 from extproc.service.garbage import GC_THRESHOLDS
@@ -33,6 +35,7 @@ PODS = (100, 1_000)
 _CHUNK_BYTES = 64 * 1024
 _OVER = object()
 Rows = dict[str, float]
+_NAMES_OF_A_POD = 10_000
 _MODELS_ASKED = 60
 """Models whose endpoints one offer looks for, about."""
 
@@ -80,6 +83,7 @@ class Passes:
         self._cards = decode_models(self._page)
         self._address = router.addresses[-1]
         self._num_changes = 0
+        self._planner = Planner()
 
     def fill(self) -> None:
         """Have all pods list their models, report and work."""
@@ -107,6 +111,20 @@ class Passes:
     def _leave(self) -> None:
         self.router.set_endpoints(self.router.addresses)
         self._list(self._cards)
+
+    def _see_all(self) -> None:
+        """Have pods list thousands of names that nobody declares, others each time."""
+        self._num_changes += 1
+        kind = self._num_changes
+        for address in self.router.addresses[:2]:
+            names = (f"other-{kind}-{number}" for number in range(_NAMES_OF_A_POD))
+            cards = [*self._cards[:1], *(ModelCard(name, "base") for name in names)]
+            self._list(cards, address)
+        self.router.now += 1.0
+
+    def _look(self) -> Iterator[object]:
+        now = self.router.now
+        return self._planner.passes(self._pool.pod_states(now=now), {}, now=now)
 
     def _body(self) -> object:
         return self._models.body(None, now=self.router.now)
@@ -142,6 +160,9 @@ class Passes:
             "pods as those see them who load adapters", lambda: self._pool.pod_states(now=now)
         )
         yield Pass(f"where requests for {_MODELS_ASKED} models may go", self._reach)
+        declared = [Declaration(name, f"hf:org/{name}") for name in router.adapters]
+        self._planner.declare(declared, now=self.router.now)
+        yield Pass("a look at pods that list thousands of others' names", self._look, self._see_all)
         yield Pass("upkeep once a second", router.parts.look)
 
     def of_held(self) -> Iterator[Pass]:

@@ -4,17 +4,14 @@ responses."""
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from heapq import merge
-from typing import TypeVar
 
 import msgspec
 
 from extproc.errors import RequestError
+from extproc.passes import last
 from extproc.types import ModelCard, Reason, Rejection
-
-T = TypeVar("T")
 
 MAX_MODEL_BYTES = 256
 """Longest model name in UTF-8 bytes. A Hugging Face id has at most 96 characters after its owner
@@ -113,11 +110,6 @@ def list_in_passes(
         if number % NAMES_A_PASS == 0:
             yield b""
     yield b'{"object":"list","data":[%b]}' % b",".join(bases + adapters)
-
-
-def last(passes: Iterator[T]) -> T:
-    """Make all passes, one after the other; return what the last one yields."""
-    return deque(passes, maxlen=1).pop()
 
 
 def model_body(card: ModelCard) -> bytes:

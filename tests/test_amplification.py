@@ -191,7 +191,7 @@ READERS = {
         ((b'{"name":"a","targets":', b"}"), (b'{"name":"a","tenants":', b"}")),
     ),
     "declarations": Reader(
-        lambda body: decode_all(body, MAX_LIST), MAX_LIST_BYTES, JSON, 36, ((b"", b""),)
+        lambda body: list(decode_all(body, MAX_LIST)), MAX_LIST_BYTES, JSON, 36, ((b"", b""),)
     ),
     "an adapter's file": Reader(
         decode_config,

@@ -37,8 +37,8 @@ length before it is remembered; `random` is there for its type, and `io` for byt
 bans their functions."""
 
 WORDS = (
-    *("address", "bounds", "costs", "errors", "openai", "paths", "phrases", "protocol"),
-    *("rejections", "tenancy", "types"),
+    *("address", "bounds", "costs", "errors", "openai", "passes", "paths", "phrases"),
+    *("protocol", "rejections", "tenancy", "types"),
 )
 """At the root of the package: what all rooms talk about, and how."""
 
@@ -95,7 +95,7 @@ ARROWS_IN_LAB = {
 
 IMPURE = {
     "files": ("blocking", "filewatch", "reading", "refusals", "tls", "yamltext"),
-    "wire": ("grpcio", "httpserver", "server", "tls"),
+    "wire": ("grpcio", "httpserver", "server", "tls", "turns"),
     "fleet": ("loops", "models", "podasks", "podclient", "podhttp", "podsecrets", "scraper"),
     "envoy": ("bootstrap", "completions", "eds", "health"),
     "queue": (),

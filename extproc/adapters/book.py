@@ -208,16 +208,22 @@ class Book:
         if foreign != self._foreign:
             self._foreign, self.is_regrouped = foreign, True
 
-    def place(self, *, now: float) -> None:
-        """Find anew where adapters should be, if that is due."""
+    def place(self, *, now: float) -> Iterator[None]:
+        """Find anew where adapters should be, if that is due, in passes."""
         if self.fleet.is_reshaped or self.is_regrouped:
-            declarations = [kept.declaration for kept in self.kept.values()]
-            self.wanted.regroup(declarations, self.fleet.pods.values(), self._foreign)
             self.fleet.is_reshaped = self.is_regrouped = False
+            declarations = [kept.declaration for kept in self.kept.values()]
+            try:
+                yield from self.wanted.regroup(
+                    declarations, self.fleet.pods.values(), self._foreign
+                )
+            except BaseException:
+                self.is_regrouped = True  # it was left before its end
+                raise
             self._place_at_s = now
             self.later.update(dict.fromkeys(self.kept))
         if now >= self._place_at_s or not self.wanted.is_settled:
-            self.later.update(dict.fromkeys(self.wanted.update(self.rates, now=now)))
+            self.later.update((yield from self.wanted.update(self.rates, now=now)))
             self._place_at_s = now + self.settings.place_s
 
     def versions(self, kept: Kept) -> Sequence[str]:

@@ -277,9 +277,11 @@ def _goes_soon(book: Book, pod: Pod, *, now: float) -> bool:
 def _victim(book: Book, pod: Pod, *, is_urgent: bool, now: float) -> str | None:
     """Return the adapter that is wanted least on a pod, of those that may go."""
     least = None
-    for served in pod.listed:
-        name = book.by_served.get(served)
-        if name is None or name in book.held or not _is_idle(book, pod, served, now=now):
+    names = book.by_served
+    # Most of what a hostile pod lists is nobody's.
+    for served in [served for served in pod.listed if served in names]:
+        name = names[served]
+        if name in book.held or not _is_idle(book, pod, served, now=now):
             continue
         kept = book.kept[name]
         address = pod.state.address

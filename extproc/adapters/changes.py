@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 
@@ -10,8 +10,8 @@ from aiohttp import web
 
 from extproc.adapters.declared import ITEMS_A_PLACE, Declaration
 from extproc.adapters.registrationhttp import RefusedError, tag_in
-from extproc.adapters.scope import Excess, Known
-from extproc.adapters.stores.content import ConflictError, Put, encode
+from extproc.adapters.scope import Excess, Known, Scope
+from extproc.adapters.stores.content import ConflictError, Put, Stored, encode
 from extproc.adapters.stores.store import Store
 from extproc.adapters.tokens import Token, Tokens
 from extproc.phrases import shortened
@@ -46,6 +46,8 @@ class Changes:
         self._why_not = why_not
         self._known = known
         self._on_change = on_change
+        self._counted: Mapping[str, Stored] = {}
+        self._nums_there: dict[tuple[str, ...], int] = {}
         # Those that are being written, by the names of a scope.
         self._coming: dict[tuple[str, ...], dict[object, Sequence[Declaration]]] = {}
 
@@ -104,9 +106,7 @@ class Changes:
             growth = dict[str, int]()
             for each in chain(declared, *writes.values()):
                 growth[each.name] = max(growth.get(each.name, 0), self._growth(each))
-            entries = self._declarations.entries
-            there = (each.declaration for name, each in entries.items() if scope.may(name))
-            num_there = sum(each.num_places for each in there)
+            num_there = self._num_there(scope)
             if num_there + sum(growth.values()) > most:
                 message = (
                     f"The names of the token {token.name} may take at most {most} places, one for "
@@ -121,6 +121,17 @@ class Changes:
             del writes[key]
             if not writes:
                 self._coming.pop(scope.names, None)
+
+    def _num_there(self, scope: Scope) -> int:
+        """Return how many places the names of a scope have; counted once for each change."""
+        entries = self._declarations.entries
+        if self._counted is not entries:
+            self._counted, self._nums_there = entries, {}
+        num = self._nums_there.get(scope.names)
+        if num is None:
+            there = (each.declaration for name, each in entries.items() if scope.may(name))
+            num = self._nums_there[scope.names] = sum(each.num_places for each in there)
+        return num
 
     def _growth(self, declaration: Declaration) -> int:
         """Return how many more places will be taken by a name."""

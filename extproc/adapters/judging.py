@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections import deque
+from collections.abc import Container, Iterator
 from itertools import islice
 from math import inf
 
@@ -19,10 +20,12 @@ only show the same of most adapters that fail."""
 _OF_CHECKS = (Failure.NO_EFFECT, Failure.UNCHECKED)
 MAX_JUDGED = 200
 """Adapters in one go that nobody waits for: some 5 ms."""
+NUM_A_PASS = 40
+"""Adapters that are judged in one pass: some 1 ms."""
 
 
-def judge(book: Book, *, now: float) -> None:
-    """Judge anew what has changed."""
+def judge(book: Book, *, now: float) -> Iterator[None]:
+    """Judge anew what has changed, in passes."""
     fleet = book.fleet
     changed = fleet.changed | fleet.attempts.due(now)
     fleet.changed = set()
@@ -30,16 +33,19 @@ def judge(book: Book, *, now: float) -> None:
         book.sort_listed()
         owners = [book.owner(served) for served in book.declared_of(changed)]
         book.dirty.update([name for name in owners if name is not None])
-    book.place(now=now)
-    names = [*book.dirty, *islice(book.later, MAX_JUDGED)]
+        yield
+    yield from book.place(now=now)
+    names = deque([*book.dirty, *islice(book.later, MAX_JUDGED)])
     coming = fleet.coming() if names else ()
-    for name in names:
-        book.later.pop(name, None)
-        kept = book.kept.get(name)
-        if kept is not None:
-            _judge(book, name, kept, now=now)
-            book.count(kept, state_of(book, kept, coming, now=now))
-    book.dirty = set()
+    while names:
+        for name in [names.popleft() for _ in range(min(NUM_A_PASS, len(names)))]:
+            book.dirty.discard(name)
+            book.later.pop(name, None)
+            kept = book.kept.get(name)
+            if kept is not None:
+                _judge(book, name, kept, now=now)
+                book.count(kept, state_of(book, kept, coming, now=now))
+        yield
     book.retire(now=now)
 
 

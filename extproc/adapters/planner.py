@@ -27,6 +27,7 @@ from extproc.adapters.states import (
 )
 from extproc.adapters.versions import Kept
 from extproc.fleet.podstate import PodState
+from extproc.passes import last
 
 
 class Planner(Book):
@@ -46,7 +47,22 @@ class Planner(Book):
         is_leading: bool = True,
         is_led: bool = False,
     ) -> list[Action]:
-        """Take what is known now, and return the calls to make at once.
+        """Take what is known now, and return the calls to make at once: `passes`, all of them."""
+        return last(self.passes(pods, demand, held, now=now, is_leading=is_leading, is_led=is_led))
+
+    def passes(
+        self,
+        pods: Iterable[PodState],
+        demand: Mapping[str, float],
+        held: Iterable[str] = (),
+        *,
+        now: float,
+        is_leading: bool = True,
+        is_led: bool = False,
+    ) -> Iterator[list[Action]]:
+        """Take what is known now, in passes. The last one yields the calls to make at once.
+
+        Between two passes calls may end and requests be answered, but nothing is to be declared.
 
         To be called every second, and when something is new: a call has ended, `declare` was
         called, an adapter is asked for that no pod has. `finished` is to be called for each call.
@@ -61,8 +77,10 @@ class Planner(Book):
         """
         self._now = now
         self.fleet.see(pods, settings=self.settings, now=now)
+        yield []
         self.hear(demand, held)
-        judge(self, now=now)
+        for _ in judge(self, now=now):
+            yield []
         found = calls(self, now=now, is_leading=is_leading and not is_led, is_led=is_led)
         for action in found:
             self.fleet.begin(action, now=now)
@@ -70,7 +88,7 @@ class Planner(Book):
             if kept is not None and kept.state is State.COLD and action.kind is not Kind.UNLOAD:
                 self.count(kept, State.LOADING)
         self.next_s = next_s(self, now=now)
-        return found
+        yield found
 
     def finished(self, action: Action, result: Result, *, now: float) -> None:
         """Take what came of a call; `tick` says what follows."""

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 from aiohttp import web
 from msgspec import Struct
@@ -56,6 +56,7 @@ from extproc.adapters.stores.store import Store
 from extproc.adapters.stores.writing import BulkError
 from extproc.adapters.tokens import Places, Token, Tokens
 from extproc.wire.httpserver import Handler
+from extproc.wire.turns import turn
 
 MAX_WAITING = 32
 """Requests which wait until pods list an adapter: an equal part for each token; further ones get
@@ -63,6 +64,8 @@ MAX_WAITING = 32
 """
 MAX_AT_ONCE = 16
 """Other requests in progress, likewise."""
+T = TypeVar("T")
+
 NUM_AT_ONCE = 100
 """Entries of a list before other work has its turn: so many take a millisecond or two."""
 
@@ -180,13 +183,13 @@ class Registration:
     ) -> web.StreamResponse:
         """Declare all of a list or none, with a reason for each that cannot be declared."""
         replaces = replaces_in(request)
-        items = decode_all(body, MAX_LIST)
+        items = [each async for each in _in_turns(decode_all(body, MAX_LIST))]
         if not 1 <= len(items) <= MAX_LIST:
             message = f"A list must have 1 to {MAX_LIST} declarations."
             raise RefusedError(400, "invalid_body", message)
         errors: dict[int, Exception] = {}
         declared: list[Declaration] = []
-        for number, item in enumerate(items):
+        async for number, item in _in_turns(enumerate(items)):
             refusal = item if isinstance(item, Exception) else self._refusal(request, token, item)
             if isinstance(item, Declaration) and refusal is None:
                 declared.append(item)
@@ -205,7 +208,7 @@ class Registration:
                 return refused_list(items, whys, _NOT_ALL_LOADED, mixed=504)
         data = [
             self._answered(declaration, put, has_waited=bool(wait_s))
-            for declaration, put in zip(declared, puts, strict=True)
+            async for declaration, put in _in_turns(zip(declared, puts, strict=True))
         ]
         return json_answer({"object": "list", "data": data})
 
@@ -309,12 +312,12 @@ class Registration:
         }
 
 
-async def _in_turns(names: Sequence[str]) -> AsyncIterator[str]:
-    """Yield each name, and let other work have its turn now and then: there may be 10,000."""
-    for number, name in enumerate(names, start=1):
-        yield name
+async def _in_turns(items: Iterable[T]) -> AsyncIterator[T]:
+    """Yield each, and let other work have its turn now and then: there may be 10,000."""
+    for number, item in enumerate(items, start=1):
+        yield item
         if number % NUM_AT_ONCE == 0:
-            await asyncio.sleep(0)
+            await turn()
 
 
 class _Load(Struct):

@@ -6,11 +6,12 @@ their memory they are loaded at once, else when a request asks for them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from math import inf
 
 from extproc.adapters.declared import Declaration, LoadMode
 from extproc.adapters.placement import Capacity, Placement
+from extproc.adapters.placement.levels import NAMES_A_PASS
 from extproc.adapters.podhistory import Pod
 
 _Key = tuple[str, frozenset[str]]
@@ -24,8 +25,8 @@ class _Group:
         fits: All of them fit into the pods' memory, but for those that are only loaded on request.
     """
 
-    def __init__(self) -> None:
-        self.placement = Placement()
+    def __init__(self, before: _Group | None = None) -> None:
+        self.placement: Placement = before.placement if before else Placement()
         self.adapters: list[str] = []
         self.capacities: list[Capacity] = []
         self.fits = True
@@ -48,49 +49,53 @@ class Wanted:
         declarations: Iterable[Declaration],
         pods: Collection[Pod],
         foreign: Mapping[str, int],
-    ) -> None:
-        """Take other adapters or pods.
+    ) -> Iterator[None]:
+        """Take other adapters or pods, in passes; until the last one the answers are as before.
 
         Args:
             foreign: How many adapters each pod has that nobody declared, by address.
         """
         usable = [pod for pod in pods if can_take(pod)]
         groups: dict[_Key, _Group] = {}
+        group_of: dict[str, _Group] = {}
         num_wanted: dict[_Key, int] = {}
-        self._group_of = {}
         keys: dict[_Key, _Key] = {}
-        for each in declarations:
+        for number, each in enumerate(declarations, start=1):
+            if number % NAMES_A_PASS == 0:
+                yield
             own = each.base, each.pools
             key = keys.get(own)
             if key is None:
                 key = keys[own] = _key(own, usable)
             group = groups.get(key)
             if group is None:
-                group = groups[key] = self._groups.get(key) or _Group()
-                group.adapters = []
+                group = groups[key] = _Group(self._groups.get(key))
                 group.capacities = [_capacity(pod, foreign) for pod in usable if _has(pod, key)]
                 num_wanted[key] = 0
             group.adapters.append(each.name)
-            self._group_of[each.name] = group
+            group_of[each.name] = group
             if each.load is not LoadMode.LAZY:
                 num_wanted[key] += max(1, min(each.min_replicas, len(group.capacities)))
-        self._groups = groups
         for key, group in groups.items():
             places = [each.max_cpu_loras for each in group.capacities]
             num_places = sum([inf if each is None else each for each in places])
             group.fits = not places or num_wanted[key] <= num_places
+        self._groups, self._group_of = groups, group_of
 
-    def update(self, rates: Mapping[str, float], *, now: float) -> set[str]:
-        """Place by this demand, in seconds of work per second; return whose homes have changed."""
-        changed: set[str] = set()
+    def update(
+        self, rates: Mapping[str, float], *, now: float
+    ) -> Generator[None, None, dict[str, None]]:
+        """Place by this demand, in seconds of work per second, in passes; return whose homes have
+        changed."""
+        changed: dict[str, None] = {}
         for group in self._groups.values():
             placement = group.placement
             before = placement.homes
             of_group = {name: rates.get(name, 0.0) for name in group.adapters}
-            placement.update(of_group, group.capacities, now=now)
+            yield from placement.update(of_group, group.capacities, now=now)
             homes = placement.homes
             if homes is not before:
-                changed |= {name for name, own in homes.items() if before.get(name) != own}
+                changed |= {name: None for name, own in homes.items() if before.get(name) != own}
         return changed
 
     def num_homes(self, name: str) -> int:

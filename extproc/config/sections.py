@@ -162,7 +162,7 @@ class QueueConfig(Section):
         le=3600,
         allow_inf_nan=False,
         description="Seconds for which an adapter slot is kept for a request of a higher priority, "
-        "or of the tenant whose turn it is. Later requests of lower priorities let that request "
+        "or of the tenant whose turn it is. Requests of lower priorities let that request "
         "go first for as long. 0 keeps no slot. Live.",
     )
     slot_turn_s: float | None = Field(

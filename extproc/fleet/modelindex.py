@@ -7,7 +7,7 @@ has only one meaning, though. No endpoint may decide that for the rest.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import inf
 
 from msgspec import Struct
@@ -101,12 +101,19 @@ class ModelIndex:
             after: Its list now, as `listing` returned it; empty where there is none.
         """
         by_name, is_changed = dict(self.by_name), False
-        doubted = dict(self.doubted)
-        for name in {**before, **after}:
-            old, card = before.get(name), after.get(name)
-            if old is card:
+        doubted, all_meanings = dict(self.doubted), self._meanings
+        for name, card, old in _changes(before, after):
+            held = all_meanings.get(name)
+            # Most names that come or go are of one endpoint: this takes a third of the time.
+            if held is None and card is not None:
+                all_meanings[name], by_name[name] = _Meaning(card, 1), card
+                is_changed = True
                 continue
-            meanings = _by_content(self._meanings.get(name))
+            if card is None and isinstance(held, _Meaning) and held.num_endpoints == 1:
+                del all_meanings[name], by_name[name]
+                is_changed = True
+                continue
+            meanings = _by_content(held)
             if card is not None:
                 meanings.setdefault(_content(card), _Meaning(card)).num_endpoints += 1
             if old is not None:
@@ -114,11 +121,7 @@ class ModelIndex:
             doubted.pop(name, None)
             if len(meanings) > 1 and (base := doubted_base(meanings.values())) is not None:
                 doubted[name] = base
-            if not meanings:
-                del self._meanings[name], by_name[name]
-                is_changed = True
-                continue
-            self._meanings[name] = meanings if len(meanings) > 1 else next(iter(meanings.values()))
+            all_meanings[name] = meanings if len(meanings) > 1 else next(iter(meanings.values()))
             if by_name.get(name) is not (most := majority_card(meanings.values())):
                 by_name[name] = most
                 is_changed = True
@@ -129,6 +132,18 @@ class ModelIndex:
         if is_changed:
             self.by_name = by_name
         self.bases_first = {**self.by_name, **doubted} if doubted else self.by_name
+
+
+def _changes(
+    before: Listing, after: Listing
+) -> Iterator[tuple[str, ModelCard | None, ModelCard | None]]:
+    """Yield each name that an endpoint lists otherwise: its card now, and its card before."""
+    for name, old in before.items():
+        if (card := after.get(name)) is not old:
+            yield name, card, old
+    for name, card in after.items():
+        if name not in before:
+            yield name, card, None
 
 
 def _by_content(held: _Held | None) -> dict[_Content, _Meaning]:

@@ -65,34 +65,26 @@ class Picks(_message.Message):
     def __init__(self, is_first: _Optional[bool] = ..., started: _Optional[_Iterable[_Union[StartedPick, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[EndedPick, _Mapping]]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ...) -> None: ...
 
 class Waiting(_message.Message):
-    __slots__ = ("addresses", "urgent", "flows", "slots")
+    __slots__ = ("addresses", "slots", "ahead")
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
-    URGENT_FIELD_NUMBER: _ClassVar[int]
-    FLOWS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
     addresses: _containers.RepeatedScalarFieldContainer[str]
-    urgent: bytes
-    flows: _containers.RepeatedCompositeFieldContainer[WaitingFlow]
     slots: _containers.RepeatedCompositeFieldContainer[KeptSlot]
-    def __init__(self, addresses: _Optional[_Iterable[str]] = ..., urgent: _Optional[bytes] = ..., flows: _Optional[_Iterable[_Union[WaitingFlow, _Mapping]]] = ..., slots: _Optional[_Iterable[_Union[KeptSlot, _Mapping]]] = ...) -> None: ...
+    ahead: _containers.RepeatedCompositeFieldContainer[WaitingAhead]
+    def __init__(self, addresses: _Optional[_Iterable[str]] = ..., slots: _Optional[_Iterable[_Union[KeptSlot, _Mapping]]] = ..., ahead: _Optional[_Iterable[_Union[WaitingAhead, _Mapping]]] = ...) -> None: ...
 
-class WaitingFlow(_message.Message):
-    __slots__ = ("flow", "priority", "level", "age_ms", "later_ms", "next_ms", "reach")
-    FLOW_FIELD_NUMBER: _ClassVar[int]
+class WaitingAhead(_message.Message):
+    __slots__ = ("priority", "age_ms", "left_ms", "reach")
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
-    LEVEL_FIELD_NUMBER: _ClassVar[int]
     AGE_MS_FIELD_NUMBER: _ClassVar[int]
-    LATER_MS_FIELD_NUMBER: _ClassVar[int]
-    NEXT_MS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_MS_FIELD_NUMBER: _ClassVar[int]
     REACH_FIELD_NUMBER: _ClassVar[int]
-    flow: str
     priority: int
-    level: int
     age_ms: int
-    later_ms: int
-    next_ms: int
+    left_ms: int
     reach: bytes
-    def __init__(self, flow: _Optional[str] = ..., priority: _Optional[int] = ..., level: _Optional[int] = ..., age_ms: _Optional[int] = ..., later_ms: _Optional[int] = ..., next_ms: _Optional[int] = ..., reach: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, priority: _Optional[int] = ..., age_ms: _Optional[int] = ..., left_ms: _Optional[int] = ..., reach: _Optional[bytes] = ...) -> None: ...
 
 class KeptSlot(_message.Message):
     __slots__ = ("adapter", "address", "leaving", "priority", "flow", "left_ms")

@@ -11,8 +11,8 @@ from extproc.fleet.peerpicks import PeerPick, PeerPickEnd, number_of, pick_id_of
 from extproc.gen import peers_pb2
 from extproc.peers.adapterpeers import AdapterUpdate, Trouble
 from extproc.queue import Waiting
-from extproc.queue.precedence import MAX_FIRST, First
 from extproc.queue.reservations import MAX_RESERVED, Reservation
+from extproc.queue.waiting import MAX_AHEAD, Ahead
 from extproc.tenancy import Share
 
 MAX_TOLD = 256
@@ -108,16 +108,12 @@ def _encode_waiting(waiting: Waiting, told: peers_pb2.Waiting) -> None:
     num_bytes = (len(addresses) + 7) // 8
     told.SetInParent()  # nobody waits is an update, too
     told.addresses.extend(addresses)
-    told.urgent = _bits(waiting.urgent, num_bytes)
-    for (level, priority, flow), first in waiting.firsts:
-        if _is_told(flow, priority) and abs(level) <= _MAX_PRIORITY:
-            told.flows.add(
-                flow=flow,
-                priority=priority,
-                level=level,
+    for first in waiting.ahead:
+        if abs(first.priority) <= _MAX_PRIORITY:
+            told.ahead.add(
+                priority=first.priority,
                 age_ms=whole(-first.since_s * 1e3, _MAX_AGE_MS),
-                later_ms=whole(first.later_until_s * 1e3, _MAX_AGE_MS),
-                next_ms=whole(first.next_until_s * 1e3, _MAX_AGE_MS),
+                left_ms=whole(first.until_s * 1e3, _MAX_AGE_MS),
                 reach=_bits(first.reach, num_bytes),
             )
     for each in waiting.kept:
@@ -134,13 +130,9 @@ def _encode_waiting(waiting: Waiting, told: peers_pb2.Waiting) -> None:
 
 
 def _waiting(told: peers_pb2.Waiting) -> Waiting:
-    firsts = (
-        (
-            (each.level, each.priority, each.flow),
-            First(-each.age_ms / 1e3, each.later_ms / 1e3, each.next_ms / 1e3, _reach(each.reach)),
-        )
-        for each in islice(told.flows, MAX_FIRST)
-        if len(each.flow) <= MAX_FLOW_CHARS
+    ahead = (
+        Ahead(each.priority, -each.age_ms / 1e3, each.left_ms / 1e3, _reach(each.reach))
+        for each in islice(told.ahead, MAX_AHEAD)
     )
     kept = (
         Reservation(
@@ -151,7 +143,7 @@ def _waiting(told: peers_pb2.Waiting) -> Waiting:
         and max(len(each.adapter), len(each.leaving), len(each.address)) <= MAX_ADAPTER_CHARS
     )
     addresses = tuple(each[:MAX_ADAPTER_CHARS] for each in islice(told.addresses, MAX_ENDPOINTS))
-    return Waiting(addresses, _reach(told.urgent), tuple(firsts), tuple(kept))
+    return Waiting(addresses, tuple(ahead), tuple(kept))
 
 
 def _bits(reach: int, num_bytes: int) -> bytes:

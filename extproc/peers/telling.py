@@ -14,8 +14,8 @@ from extproc.peers.adapterpeers import AdapterPeers, AdapterUpdate
 from extproc.peers.encoding import PickUpdate
 from extproc.peers.links import Links
 from extproc.queue import Waiting
-from extproc.queue.elsewhere import NOBODY
 from extproc.queue.plan import share_of
+from extproc.queue.waiting import NOBODY
 from extproc.routing.router import Router
 from extproc.tenancy import Share
 from extproc.types import Pick
@@ -112,11 +112,10 @@ class Telling:
             _told(pick, address, now - at_s, share_of(pick.request))
             for pick, address, at_s in started
         ]
-        waiting = self._waiting.lasting(now)
         if links.is_owing:
             self._told = None
-        news = None if waiting == self._told else waiting.shifted(-now)
-        self._told = waiting
+        news = None if self._waiting == self._told else self._waiting.shifted(-now)
+        self._told = self._waiting
         tell = partial(links.tell, in_flight=self._in_flight)
         self._observers.call("telling", tell, picks, ended, news)
         if links.is_owing:

@@ -49,7 +49,8 @@ class TokenCounters:
         if tenant in self._num_held:
             self._num_held[tenant] += 1
             return
-        self._lift(tenant)
+        minimum = self._minimum()
+        self._counters[tenant] = max(self._counters.get(tenant, minimum), minimum)
         self._num_held[tenant] = 1
         self._push(tenant)
 
@@ -63,22 +64,11 @@ class TokenCounters:
 
     def add(self, tenant: str, tokens: float) -> None:
         """Count weighted tokens (`cost`) over the weight; less than 0 where too many were."""
-        counters, num_held = self._counters, self._num_held
-        known = counters.get(tenant)
-        counters[tenant] = (self._minimum() if known is None else known) + tokens
-        if tenant in num_held:
+        self._counters[tenant] = self.counter(tenant) + tokens
+        if tenant in self._num_held:
             self._push(tenant)
-        elif len(counters) - len(num_held) > MAX_TENANTS:
+        else:
             self._forget()
-
-    def add_foreign(self, tenant: str, tokens: float) -> None:
-        """Count what other routers served, in weighted tokens over the weight.
-
-        A tenant that holds nothing here is active there, so it is lifted here as well.
-        """
-        if tenant not in self._num_held:
-            self._lift(tenant)
-        self.add(tenant, tokens)
 
     def counter(self, tenant: str) -> float:
         """Return what it has got; the minimum for a tenant that nothing is known of."""
@@ -87,10 +77,6 @@ class TokenCounters:
 
     def __len__(self) -> int:
         return len(self._counters)
-
-    def _lift(self, tenant: str) -> None:
-        minimum = self._minimum()
-        self._counters[tenant] = max(self._counters.get(tenant, minimum), minimum)
 
     def _minimum(self) -> float:
         heap = self._heap

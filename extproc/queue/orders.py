@@ -10,6 +10,7 @@ Both take O(n log n), and less for tickets that are nearly in order already.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heappop, heappush
 from math import inf
 from operator import attrgetter
 
@@ -59,10 +60,8 @@ def in_time(tickets: Sequence[Ticket], scene: Scene) -> tuple[list[Ticket], list
     the last.
     """
     kept, given_up = newest_in_time(tickets, scene)
-    late = first_come([ticket for ticket in reversed(given_up) if not ticket.is_refusable])
-    if not late:
-        return kept + given_up, given_up
-    if _is_soon(tickets, late[0], scene):
+    late = [ticket for ticket in given_up if not ticket.is_refusable]
+    if late and _is_soon(tickets, late[0], scene):
         return sorted(first_come(tickets), key=_by_deadline), []
     first = late[: int(scene.is_for_late)]
     back = late[len(first) :] + [ticket for ticket in given_up if ticket.is_refusable]
@@ -77,7 +76,7 @@ def _is_soon(tickets: Sequence[Ticket], late: Ticket, scene: Scene) -> bool:
 
 
 def newest_in_time(tickets: Sequence[Ticket], scene: Scene) -> tuple[list[Ticket], list[Ticket]]:
-    """Return the tickets to serve, in order, and those to give up, the newest first.
+    """Return the tickets to serve, in order, and those to give up, the oldest first.
 
     Those to serve are as many as can all have their first token in time, if one is dispatched now
     and one each `service_s` after that. Of several such sets, the newest requests count. They are
@@ -93,33 +92,17 @@ def newest_in_time(tickets: Sequence[Ticket], scene: Scene) -> tuple[list[Ticket
     here. Concave rewards may be greater with a smaller l.
 
     With several objectives the most recent l in order of arrival may be too late where other
-    requests are not. The count is greatest here all the same. Sets that can be in time are a
-    matroid (of unit jobs with deadlines; Lawler, 1976). So taking each that still fits, the newest
-    first, ends with as many as any set has.
+    requests are not. The count is greatest here all the same: in order of deadline, whenever one
+    more would be late, the oldest so far is given up (Moore and Hodgson's rule, of unit jobs).
     """
-    service_s, most = scene.service_s, len(tickets)
-    least_s = min(map(_late_s, tickets), default=inf) - scene.now
-    if least_s >= 0 and (not service_s or least_s / service_s + 1 >= most):  # there is no hurry
-        return sorted(first_come(tickets), key=_by_deadline), []
-    below = list(range(most + 1))  # a taken place refers to one before it; 0 is none
-    kept, given_up = [], []
-    for ticket in reversed(first_come(tickets)):
-        slack_s = ticket.late_s - scene.now
-        last = min(slack_s / service_s + 1, most) if service_s else most
-        place = _free(below, int(last)) if slack_s >= 0 else 0
-        if place:
-            below[place] = place - 1
-            kept.append(ticket)
-        else:
-            given_up.append(ticket)
-    kept.reverse()
-    kept.sort(key=_by_deadline)  # of equal ones the earliest to arrive is first
-    return kept, given_up
-
-
-def _free(below: list[int], place: int) -> int:
-    """Return the last place up to this one that is not taken; 0 for none. Shortens the way."""
-    while below[place] != place:
-        below[place] = below[below[place]]
-        place = below[place]
-    return place
+    in_order = first_come(tickets)
+    last_s = scene.now + scene.service_s * (len(in_order) - 1)
+    if last_s <= min(map(_late_s, in_order), default=inf):  # there is no hurry
+        return sorted(in_order, key=_by_deadline), []
+    kept, given_up = list[tuple[float, int, Ticket]](), list[Ticket]()
+    for number, ticket in enumerate(sorted(in_order, key=_late_s)):
+        heappush(kept, (ticket.arrived_at_s, number, ticket))
+        if scene.now + scene.service_s * (len(kept) - 1) > ticket.late_s:
+            given_up.append(heappop(kept)[-1])
+    served = [ticket for _, _, ticket in sorted(kept)]
+    return sorted(served, key=_by_deadline), first_come(given_up)

@@ -1,23 +1,19 @@
 """The queue: requests that their policy held, until there is room for them.
 
-1. Nobody polls. Every event that frees room calls `freed`. Then, and when a policy wanted to be
-   asked again, the queue makes an *offer*. It goes through the requests in order, and asks the
-   policy for one after the other. A request without an endpoint holds up other requests for a while
-   at most (`precedence`), and has a slot kept (`reservations`).
-2. The order: levels (priority and age), in a level the tenant that was served least, of its
-   requests the configured order.
-3. An offer sends at most `MAX_SENT` requests, and asks for at most `MAX_LOOKS` in vain, for alike
-   ones once. The next offer goes on behind them, in rounds of `FLOW_LOOKS` for each flow, but looks
-   at the first ones again if more room was freed. Between two offers is a rest, so that they take a
-   tenth of a core at most, requests that got an endpoint aside. Newcomers stand in line meanwhile.
-4. A request with an objective is refused as soon as the queue's own pace shows that its first token
-   will be late. Other late requests step back where too many wait: they come after those that can
-   be in time, but for each eighth place, and hold up nobody. This does not hold where a tenant that
-   got less than every other has only late requests.
-5. The queue is bounded by number, bytes and time. Where it is full, the newest request of the
-   lowest priority is refused, of the tenant that holds most. That may be the newcomer.
-6. Where one of priority 0 or above has waited for as long as it may, those below 0 that wait for
-   the same endpoints are refused before it. An objective is a client's own wish, and sheds nobody.
+1. One order (`plan`): levels (priority and age), in a level the tenant that was served least, of
+   its requests the configured order (`orders`). Where too many wait, requests that cannot be in
+   time step back: they come after those that can be, but for each eighth place, and hold up nobody.
+   One with an objective of its own is refused once the queue's pace shows that it will be late.
+2. A place goes to the first request in order that it fits (`offers`). Nobody polls: every event
+   that frees room calls `freed`, and the policy is asked for one request after the other. Between
+   two offers is a rest, so that they take a tenth of a core at most, requests that got an endpoint
+   aside (`schedule`). Newcomers stand in line meanwhile.
+3. For a request that waits for a slot, one is kept (`reservations`): by the order, and after a
+   turn. Requests of lower priorities let those that wait go first (`waiting`).
+4. The queue is bounded by number, bytes and time. Where it is full, the newest request of the
+   lowest priority is refused, of the tenant that holds most. That may be the newcomer. Where one of
+   priority 0 or above has waited for as long as it may, those below 0 that wait for the same
+   endpoints are refused before it. An objective is a client's own wish, and sheds nobody.
 """
 
 from __future__ import annotations
@@ -27,12 +23,10 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from math import ceil
 
-from extproc.phrases import FOR_SLOT
-from extproc.queue.elsewhere import NOBODY, Waiting
+from extproc.queue.offers import Choose, Offers
 from extproc.queue.plan import Plan
-from extproc.queue.precedence import NOWHERE, Reach
-from extproc.queue.schedule import Pace, Schedule
-from extproc.queue.sweep import Look, Sweep
+from extproc.queue.reach import NOWHERE, Reach
+from extproc.queue.schedule import TOLD_WAIT_S, Pace, Schedule
 from extproc.queue.tickets import (
     End,
     Occupancy,
@@ -41,6 +35,7 @@ from extproc.queue.tickets import (
     end_of,
     refusal,
 )
+from extproc.queue.waiting import NOBODY, Waiting
 from extproc.tenancy import Share
 from extproc.types import Pick, Rejection, RequestInfo, Wait
 
@@ -81,8 +76,8 @@ class HoldQueue:
         self._tickets: dict[Ticket, None] = {}
         self._is_closed = False
         self.occupancy = Occupancy()
-        self._sweep = Sweep(self.settings, self._plan.served)
-        self.reservations = self._sweep.reservations
+        self._offers = Offers(self.settings, self._plan.served)
+        self.reservations = self._offers.reservations
         self._waiting = NOBODY
         self._pace = Pace()
         self.num_ended: Counter[End] = Counter(dict.fromkeys(End, 0))
@@ -106,8 +101,8 @@ class HoldQueue:
     def configure(self, settings: QueueSettings) -> None:
         """Apply other settings; who is held already stays."""
         self.settings = settings
-        self._sweep.configure(settings)
-        self._plan.configure(settings, self._tickets)
+        self._offers.configure(settings)
+        self._plan.configure(settings)
 
     # --- in and out --------------------------------------------------------------------------
 
@@ -125,12 +120,8 @@ class HoldQueue:
         self._tickets[ticket] = None
         self.occupancy.add(ticket)
         self._plan.hold(ticket)
-        self._sweep.note(ticket)
-        self._sweep.came(ticket.arrived_at_s)
-        if ticket.reason == FOR_SLOT:
-            self._sweep.begin_hold(ticket, reach, now)
-            self._note(now)
-        self.schedule.held(now)
+        self._offers.hold(ticket, reach, now)
+        self._note()
         self._arrange()
         return None
 
@@ -142,7 +133,7 @@ class HoldQueue:
 
     def charge(self, request: RequestInfo) -> None:
         """Count the service that a request gets, held before or not, for its tenant."""
-        self._sweep.came(request.arrived_at_s)
+        self._offers.came(request.arrived_at_s)
         self._plan.charge(request)
 
     def settle(self, request: RequestInfo, output_tokens: float) -> None:
@@ -164,7 +155,6 @@ class HoldQueue:
         """Refuse a request if it has been held for as long as it may be."""
         if ticket in self._tickets and now >= ticket.give_up_s:
             self._refuse(ticket, End.EXPIRED, now)
-            self._let_others_go(ticket, now)
 
     def freed(self, now: float) -> None:
         """Record that there may be room where there was none, to be offered from then on."""
@@ -177,20 +167,18 @@ class HoldQueue:
     @property
     def lets_others_go(self) -> bool:
         """Whether somebody waits, here or at another router, whom a newcomer may have to let go."""
-        return bool(self._tickets) or bool(self._sweep.elsewhere)
+        return bool(self._tickets or self._offers.line)
 
     def hear(self, router_id: str, waiting: Waiting, *, now: float, reach: Reach = NOWHERE) -> None:
         """Have those that wait at another router go first, instead of those that did before."""
-        is_less = self._sweep.hear(router_id, waiting, reach, now=now)
-        self._plan.hold_told(self._sweep.elsewhere.flows())
-        if is_less:
+        if self._offers.hear(router_id, waiting, reach, now=now):
             self.freed(now)
 
-    def _note(self, now: float) -> None:
+    def _note(self) -> None:
         """Note who waits now, if anybody wants to know."""
         if self._on_change is None:
             return
-        waiting = self._sweep.waiting(now) if self._tickets else NOBODY
+        waiting = self._offers.waiting() if self._tickets else NOBODY
         if waiting != self._waiting:
             self._waiting = waiting
             self._on_change(waiting)
@@ -199,56 +187,59 @@ class HoldQueue:
 
     def is_due(self, now: float) -> bool:
         """Return whether those that wait are to be asked for now."""
-        return bool(self._tickets) and now >= self.schedule.due_s(self._sweep.next_s)
+        return bool(self._tickets) and now >= self.schedule.due_s(self._offers.next_s)
 
     def freed_elsewhere(self, address: str, adapter: str | None, *, now: float) -> None:
         """Record that another router's request has ended: that router gives the room away first."""
-        until_s = self.schedule.freed_elsewhere(now)
+        until_s = now + TOLD_WAIT_S
         if adapter is not None:
             self.reservations.freed_elsewhere(address, adapter, until_s=until_s)
         self.freed(until_s)
 
     def promised_s(self, now: float) -> float | None:
-        """Return when a newcomer is looked at that stands in line, None where it need not."""
+        """Return when a newcomer is asked for that stands in line, None where it need not."""
         if not self._tickets:
             return None
-        return self.schedule.promised_s(self._sweep.next_s, now=now)
+        return self.schedule.promised_s(self._offers.next_s, now=now)
 
     def behind_until_s(self, request: RequestInfo, *, now: float) -> float:
         """Return until when a newcomer has to let other requests go first; `now` if it has not."""
-        return self._sweep.behind_until_s(request, request.claim.priority, now)
+        return self._offers.behind_until_s(request, now)
 
-    def offer(self, look: Look, *, now: float, reach: Reach = NOWHERE) -> None:
+    def offer(self, choose: Choose, *, now: float, reach: Reach = NOWHERE) -> None:
         """Offer what room there is, in order; call it as `schedule` says, or whenever it is due.
 
         Args:
-            look: Asks the policy for one request at a time, and counts the pick.
+            choose: Asks the policy for one request at a time, and counts the pick.
             reach: Of requests, as things are now.
         """
         self.schedule.forget()
         if self.is_due(now):
             num_held = len(self._tickets)
-            tickets, back = self._planned(now)
+            levels, back = self._plan.make(self._tickets, now, self._pace.service_s)
+            for ticket in back:
+                if ticket.is_refusable and ticket in self._tickets:  # else it went before another
+                    self._refuse(ticket, End.LATE, now)
             is_freed = self.schedule.begin(now)
-            num_vain = self._sweep.go(
-                tickets,
+            num_vain = self._offers.make(
+                self._plan.in_order(levels),
                 back,
-                look,
+                choose,
                 self._found,
+                num_held=num_held,
                 now=now,
                 is_freed=is_freed,
                 reach=reach,
             )
-            self._sweep.forget_gone(self._tickets)
             self.schedule.rest(num_held, num_vain, now=now)
-            self._note(now)
+            self._note()
         self._arrange()
 
-    def ask(self, ticket: Ticket, look: Look, *, now: float) -> None:
+    def ask(self, ticket: Ticket, choose: Choose, *, now: float) -> None:
         """Ask for one request out of turn, if it is held."""
         if ticket not in self._tickets:
             return
-        result = look(ticket, now)
+        result = choose(ticket, now)
         if isinstance(result, Wait):
             ticket.reason = result.reason
         else:
@@ -283,34 +274,23 @@ class HoldQueue:
         self.occupancy.remove(ticket)
         self._plan.release(ticket)
         if not self._tickets:
-            self._note(now)
+            self._note()
         self._pace.look(now, is_held=bool(self._tickets))
 
     def _let_others_go(self, ticket: Ticket, now: float) -> None:
         """Have those asked for at once that a request held up which has gone, out of turn."""
-        is_shed_for = ticket.request.claim.priority >= 0 and self.occupancy.below_zero()
-        if is_shed_for or self._sweep.holds_up(ticket, now):
-            self._sweep.let_go(ticket)
-            self.freed(now)
-
-    def _planned(self, now: float) -> tuple[Iterator[Ticket], list[Ticket]]:
-        """Refuse those whose first token will be late; return the rest in order, and those of them
-        that have stepped back.
-        """
-        levels, back = self._plan.make(self._tickets, now, self._pace.service_s)
-        for ticket in back:
-            if ticket.is_refusable and ticket in self._tickets:  # else it went before another one
-                self._refuse(ticket, End.LATE, now)
-        return self._plan.in_order(levels), back
+        self._offers.let_go(ticket)
+        self.freed(now)
 
     # --- refusals ----------------------------------------------------------------------------
 
     def _refuse(self, ticket: Ticket, end: End, now: float) -> None:
         if end is End.EXPIRED and ticket.request.claim.priority >= 0:
             for other in self.occupancy.below_zero():
-                if self._sweep.may_meet(other, ticket):
+                if self._offers.may_meet(other, ticket):
                     self._refuse(other, End.SHED, now)
         self._settle(ticket, self._refused(ticket, end, now), now)
+        self._let_others_go(ticket, now)
 
     def _refused(self, ticket: Ticket, end: End, now: float) -> Rejection:
         """Count a refusal, and return the answer to it."""
@@ -351,10 +331,9 @@ class HoldQueue:
         )
         for last in displaced or ():
             self._refuse(last, End.DISPLACED, now)
-            self._let_others_go(last, now)
         return End.FULL if displaced is None else None
 
     def _arrange(self) -> None:
         """Have an offer made when it is due."""
         if self._tickets:
-            self.schedule.arrange(self.schedule.due_s(self._sweep.next_s))
+            self.schedule.arrange(self.schedule.due_s(self._offers.next_s))

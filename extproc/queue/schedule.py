@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import exp, inf
 
-LOOK_S = 100e-6
+ASK_S = 100e-6
 ORDER_S = 2e-6
-"""The time that a look, and a place in the order, take on a slow core."""
+"""The time that a question to the policy, and a place in the order, take on a slow core."""
 REST_RATIO = 10
 """The rest after an offer, over what it took but for those that got an endpoint."""
 TOLD_WAIT_S = 0.01
@@ -26,7 +26,6 @@ class Schedule:
     def __init__(self, at: Callable[[float], None]) -> None:
         self._at = at
         self._freed_s = inf  # when room that was freed may be offered
-        self._elsewhere_s = -inf  # until then other routers give away what their requests left
         self._rests_until_s = -inf
         self._arranged_s = inf
 
@@ -34,22 +33,12 @@ class Schedule:
         """Have room that was freed be offered then, or before."""
         self._freed_s = min(self._freed_s, at_s)
 
-    def freed_elsewhere(self, now: float) -> float:
-        """Leave what was freed to another router; return until when."""
-        self._elsewhere_s = now + TOLD_WAIT_S
-        return self._elsewhere_s
-
-    def held(self, now: float) -> None:
-        """Have one that is held from now on be asked for once other routers have chosen."""
-        if now < self._elsewhere_s:
-            self.freed(self._elsewhere_s)
-
     def due_s(self, next_s: float) -> float:
         """Return when the next offer is due."""
         return max(min(self._freed_s, next_s), self._rests_until_s)
 
     def promised_s(self, next_s: float, *, now: float) -> float | None:
-        """Return when a newcomer is looked at that stands in line, None where it need not.
+        """Return when a newcomer is asked for that stands in line, None where it need not.
 
         It does where those that wait are to be asked for once the queue has had its rest, or once
         another router may have taken what was freed.
@@ -68,7 +57,7 @@ class Schedule:
 
     def rest(self, num_held: int, num_vain: int, *, now: float) -> None:
         """Rest after an offer to so many, of whom so many were asked for in vain."""
-        self._rests_until_s = now + REST_RATIO * (ORDER_S * num_held + LOOK_S * num_vain)
+        self._rests_until_s = now + REST_RATIO * (ORDER_S * num_held + ASK_S * num_vain)
 
     def forget(self) -> None:
         """Count on no offer that was arranged: it is made now."""

@@ -54,12 +54,12 @@ class Ticket(Struct, eq=False):
         give_up_s: When it is refused, if it is still held by then.
         deadline_s: By when its first token is wanted; infinite for whenever.
         held_at_s: When its hold began.
-        vain_s: When it was first asked for in vain, in the queue.
+        waits_since_s: When it was first found that it waits for room, or a slot.
         rest_s: From its dispatch to its first token on an idle endpoint, by estimate.
         num_bytes: Of its body, kept as long as it is held.
         kind: The properties that it shares with requests that its policy answers alike; None for
             none.
-        look_s: When its policy is asked again at the latest.
+        again_s: When its policy is asked again at the latest.
         reason: The policy's reason for the hold, a slug.
         result: None as long as it is held.
         error: The error that its policy raised.
@@ -75,10 +75,10 @@ class Ticket(Struct, eq=False):
     give_up_s: float
     deadline_s: float = inf
     held_at_s: float = 0.0
-    vain_s: float = inf
+    waits_since_s: float = inf
     rest_s: float = 0.0
     num_bytes: int = 0
-    look_s: float = inf
+    again_s: float = inf
     reason: str = ""
     kind: Hashable = None
     result: Pick | Rejection | None = None
@@ -162,37 +162,44 @@ class Occupancy:
 
     def add(self, ticket: Ticket) -> None:
         """Count a request."""
-        claim = ticket.request.claim
-        self.num_by_claim[claim.route, claim.priority] += 1
-        self._bytes_by_claim[claim.route, claim.priority] += ticket.num_bytes
         flows = self._flows.setdefault(ticket.priority, {})
         flows.setdefault(ticket.flow, {})[ticket] = None
-        self._bytes[ticket.priority, ticket.flow] += ticket.num_bytes
-        self.num_bytes += ticket.num_bytes
+        self._count(ticket, 1)
 
     def remove(self, ticket: Ticket) -> None:
         """Count a request no longer."""
-        claim = ticket.request.claim
-        _take(self.num_by_claim, (claim.route, claim.priority))
-        _take(self._bytes_by_claim, (claim.route, claim.priority), ticket.num_bytes)
-        _take(self._bytes, (ticket.priority, ticket.flow), ticket.num_bytes)
         flows = self._flows[ticket.priority]
         del flows[ticket.flow][ticket]
         if not flows[ticket.flow]:
             del flows[ticket.flow]
         if not flows:
             del self._flows[ticket.priority]
-        self.num_bytes -= ticket.num_bytes
+        self._count(ticket, -1)
+
+    def _count(self, ticket: Ticket, sign: int) -> None:
+        """Count a request, or no longer; forget what comes to nothing, as clients choose keys."""
+        claim, num_bytes = ticket.request.claim, sign * ticket.num_bytes
+        self.num_bytes += num_bytes
+        counts: tuple[tuple[Counter[Any], Any, int], ...] = (
+            (self.num_by_claim, (claim.route, claim.priority), sign),
+            (self._bytes_by_claim, (claim.route, claim.priority), num_bytes),
+            (self._bytes, (ticket.priority, ticket.flow), num_bytes),
+        )
+        for counter, key, num in counts:
+            counter[key] += num
+            if not counter[key]:
+                del counter[key]
 
     def is_route_full(self, ticket: Ticket) -> bool:
         """Return whether its route's own bounds leave no room for it."""
         claim = ticket.request.claim
-        max_held, max_bytes = claim._max_held, claim._max_held_bytes
-        if max_held is not None and _of_route(self.num_by_claim, claim.route) >= max_held:
-            return True
-        if max_bytes is None:
-            return False
-        return _of_route(self._bytes_by_claim, claim.route) + ticket.num_bytes > max_bytes
+        return any(
+            most is not None and more + _of_route(counter, claim.route) > most
+            for most, more, counter in (
+                (claim._max_held, 1, self.num_by_claim),
+                (claim._max_held_bytes, ticket.num_bytes, self._bytes_by_claim),
+            )
+        )
 
     def below_zero(self) -> list[Ticket]:
         """Return those of priorities below 0."""
@@ -219,7 +226,7 @@ class Occupancy:
             newest = {name: reversed(flow) for name, flow in flows.items()}
             held = {n: self._bytes[priority, n] if by_bytes else len(f) for n, f in flows.items()}
             own = held.get(ticket.flow, 0) + (ticket.num_bytes if by_bytes else 1)
-            while held:
+            while True:
                 most = max(held, key=held.__getitem__)
                 if priority == ticket.priority and not (is_fair and held[most] > own):
                     return None
@@ -236,13 +243,6 @@ class Occupancy:
 
 def _of_route(by_claim: Counter[tuple[str, int]], route: str) -> int:
     return sum(num for (each, _), num in by_claim.items() if each == route)
-
-
-def _take(counter: Counter[Any], key: object, num: int = 1) -> None:
-    """Count less; forget what comes to nothing, as clients may choose the keys."""
-    counter[key] -= num
-    if not counter[key]:
-        del counter[key]
 
 
 # How holds end, and what is said of those that end with a refusal.

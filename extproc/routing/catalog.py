@@ -14,7 +14,8 @@ from extproc.adapters.sources import Sources
 from extproc.adapters.states import Failure, State
 from extproc.adapters.versions import owner_of
 from extproc.address import is_in_subset
-from extproc.openai import NAMES_A_PASS, last
+from extproc.openai import NAMES_A_PASS
+from extproc.passes import last
 from extproc.phrases import FOR_ADAPTER
 from extproc.rejections import adapter_unavailable
 from extproc.routing.precedence import Offer, ResponseModel

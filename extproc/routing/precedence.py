@@ -20,7 +20,8 @@ from itertools import chain
 from msgspec import Struct
 
 from extproc.adapters.declared import Declaration, Names
-from extproc.openai import NAMES_A_PASS, last
+from extproc.openai import NAMES_A_PASS
+from extproc.passes import last
 from extproc.phrases import listed
 from extproc.routing.modelroutes import ModelRoute
 from extproc.routing.rewrites import Rule

@@ -159,7 +159,7 @@ class Router:
             rest_s=self._least_ttft_s(request, now),
             num_bytes=num_bytes,
             kind=self.picker.kind_of(request),
-            look_s=wait.until_s,
+            again_s=wait.until_s,
             reason=wait.reason,
         )
         refusal = self.queue.add(ticket, now=now, reach=self.reach(now=now))
@@ -283,14 +283,13 @@ class Router:
         """
         if request.num_sequences > 1 and self._overfills(request, self.pool.snapshot(now=now)):
             return Wait(now + FULL_WAIT_S, FOR_ROOM)
-        columns, reservations = self.pool.columns(now=now), self.queue.reservations
-        kept = reservations.kept_from(request, columns, now=now)
-        if not reservations.are_left:
-            found = self.picker.pick_row(columns, request, kept, now=now)
-            if found is not None:
-                return _in_turn(found, kept)
+        columns = self.pool.columns(now=now)
+        kept = self.queue.reservations.kept_from(request, columns, now=now)
+        found = self.picker.pick_row(columns, request, kept, now=now)
+        if found is not None:
+            return _in_turn(found, kept)
         snapshot, until_s = self.pool.snapshot(now=now), self._waits_until_s(request)
-        views = reservations.still_taken(request, snapshot.endpoints, now=now)
+        views = snapshot.endpoints
         views = tuple([replace(v, is_full=True) if v.address in kept else v for v in views])
         left = Snapshot(views, now, snapshot.num_routers)
         return _in_turn(self.picker.pick(left, request, waits_until_s=until_s), kept)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from math import inf
@@ -20,6 +19,7 @@ from extproc.discovery.kubernetes.declarers import Reading
 from extproc.discovery.kubernetes.status import AdapterReport, VersionReport
 from extproc.observe.telemetry import Telemetry
 from extproc.openai import NAMES_A_PASS
+from extproc.passes import make_all
 from extproc.peers.adapterpeers import AdapterUpdate
 from extproc.routing.modelroutes import ModelRoute, ModelRoutes
 from extproc.routing.precedence import NOTHING, Loss, Merged, Offer, RuleSet, make_merge
@@ -129,7 +129,7 @@ class Declaring:
 
     def merge(self) -> None:
         """Hand on what counts."""
-        deque(self._make(), maxlen=0)
+        make_all(self._make())
 
     def _make(self) -> Iterator[None]:
         """Hand on what counts, in passes, unless more changes before the last one."""

@@ -40,6 +40,7 @@ from extproc.wire.httpserver import (
     HttpLimits,
     HttpListener,
 )
+from extproc.wire.turns import turn
 
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -118,7 +119,7 @@ class MetricsServer:
         families = []
         for family in self._registry.collect():
             families.append(family)
-            await asyncio.sleep(0)  # requests come first
+            await turn()  # requests come first
         return content_type, await asyncio.to_thread(encode, _Collected(families))
 
 
@@ -233,7 +234,7 @@ class AdminServer(MetricsServer):
         described = []
         for each in self._decisions(limit):
             described.append(msgspec.json.encode(each))
-            await asyncio.sleep(0)  # requests come first
+            await turn()  # requests come first
         return b'{"decisions": [%b]}' % b", ".join(described)
 
 

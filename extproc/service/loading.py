@@ -23,6 +23,7 @@ from extproc.service.adaptercalls import AdapterCalls
 from extproc.service.clocks import Clocks
 from extproc.service.routing import Routing
 from extproc.types import Endpoint, ModelCard
+from extproc.wire.turns import turn
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +99,9 @@ class Adapters:
         )
         self._offers: Mapping[str, Offer] = {}
         self._is_declared = True
+        self._passes: Iterator[list[Action]] = iter(())
+        self._actions: list[Action] = []
+        self._took_s = 0.0
         self._pools: set[frozenset[str]] = set()
         self._own = frozenset[str]()
         self._shown: tuple[object, ...] = ({}, self._own, {})
@@ -121,6 +125,8 @@ class Adapters:
         """
         if offers == self._offers and self._is_declared:
             return
+        while self._look_on():  # one that has begun is of what is declared so far
+            yield
         self._offers, self._is_declared = offers, False
         declarations = self._declarations()
         self._pools = {each.pools for each in declarations}
@@ -215,16 +221,16 @@ class Adapters:
         """Work until cancelled."""
         async with self._calls.opened(), asyncio.TaskGroup() as tasks:
             while True:
-                is_new, began_s = self._wake.is_set(), self._clock()
+                is_new, self._took_s = self._wake.is_set(), 0.0
                 self._wake.clear()
                 self._show()
                 try:
                     if self._catalog.num_declared or self.planner.deleting():
-                        forgotten = self._tick(tasks, is_new=is_new)
+                        forgotten = await self._tick(tasks, is_new=is_new)
                         await self._on_ticked(forgotten)
                 except Exception:  # ours: requests go on with what pods have
                     log.exception("adapters: planning the next loads raised an error")
-                await asyncio.sleep(min(INTERVAL_S, REST_RATIO * (self._clock() - began_s)))
+                await asyncio.sleep(min(INTERVAL_S, REST_RATIO * self._took_s))
                 await self._rest()
 
     async def _rest(self) -> None:
@@ -234,13 +240,16 @@ class Adapters:
         except TimeoutError:
             pass
 
-    def _tick(self, tasks: asyncio.TaskGroup, *, is_new: bool) -> list[str]:
+    async def _tick(self, tasks: asyncio.TaskGroup, *, is_new: bool) -> list[str]:
         """Begin what is to be done, and offer what is there to those that wait for it.
 
         Return which deleted adapters no pod has any more.
         """
         now, queue = self._clock(), self._router.queue
-        for action in self._plan(queue.adapters(now) if queue else [], now):
+        self._actions, self._passes = [], self._plan(queue.adapters(now) if queue else [], now)
+        while self._look_on():
+            await turn()
+        for action in self._actions:
             tasks.create_task(self._carry_out(action))
         if is_new:
             queue.freed(now)
@@ -250,8 +259,18 @@ class Adapters:
             ticked.set()
         return self.planner.forgotten(now=now)
 
-    def _plan(self, held: list[str], now: float) -> list[Action]:
-        """Return the calls to make now, and tell the other routers how things are."""
+    def _look_on(self) -> bool:
+        """Make one more pass of the look that has begun; return whether there was one."""
+        began_s = self._clock()
+        actions = next(self._passes, None)
+        self._took_s += self._clock() - began_s
+        if actions is not None:
+            self._actions = actions
+        return actions is not None
+
+    def _plan(self, held: list[str], now: float) -> Iterator[list[Action]]:
+        """Find the calls to make now, which the last pass yields, and tell the other routers how
+        things are."""
         pods = self._pool.pod_states(now=now)
         rates = self._catalog.demand.rates(now)
         is_leading = self._is_leading()
@@ -260,11 +279,10 @@ class Adapters:
         reaches = any(pod.is_up for pod in pods)
         self.loads = loads = is_leading and not is_led and reaches
         needed = [*held, *self.peers.wanted(now)] if loads else held
-        actions = self.planner.tick(
+        yield from self.planner.passes(
             pods, rates, needed, now=now, is_leading=is_leading, is_led=is_led
         )
         self.peers.tell(held, rates, loads=loads, now=now)
-        return actions
 
     async def _carry_out(self, action: Action) -> None:
         await self.peers.wait(action)

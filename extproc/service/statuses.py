@@ -24,6 +24,7 @@ from extproc.discovery.kubernetes.declarers import origin_of
 from extproc.discovery.kubernetes.objects import DeclaringObject, Query
 from extproc.discovery.kubernetes.status import Part, patch
 from extproc.discovery.kubernetes.store import ApiError
+from extproc.wire.turns import turn
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ class Statuses:
                 if self._settled.get((origin, part.manager)) != part:
                     await self._write(origin, part)
             if number % NUM_AT_ONCE == 0:
-                await asyncio.sleep(0)
+                await turn()
 
     async def _write(self, origin: str, part: Part) -> None:
         source = self._objects.get(origin)

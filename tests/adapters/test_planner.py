@@ -722,12 +722,11 @@ def test_what_pods_list_beyond_their_places_moves_no_adapter() -> None:
 
     tick(0.0, "x", "y")
     tick(1.0, "x", "y")
-    homes = planner.wanted._groups.values()
-    before = [group.capacities for group in homes]
+    before = [group.capacities for group in planner.wanted._groups.values()]
     tick(2.0, "u", "v@1", "w")
-    after = [group.capacities for group in homes]
+    after = [group.capacities for group in planner.wanted._groups.values()]
     tick(3.0, "u")
-    last = [group.capacities for group in homes]
+    last = [group.capacities for group in planner.wanted._groups.values()]
 
     assert before == after == [[Capacity(ONE, None, 0)]]
     assert [one is two for one, two in zip(before, after, strict=True)] == [True]

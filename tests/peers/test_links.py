@@ -23,8 +23,8 @@ from extproc.peers.encoding import (
 from extproc.peers.link import MAX_MESSAGE_BYTES, MAX_ROUTER_ID_CHARS, MAX_UNREAD_BYTES
 from extproc.peers.links import BEGIN_INTERVAL_S, MAX_FIRST_BYTES, MAX_LINKS
 from extproc.queue import Waiting
-from extproc.queue.precedence import MAX_FIRST, First
 from extproc.queue.reservations import MAX_RESERVED, Reservation
+from extproc.queue.waiting import MAX_AHEAD, Ahead
 from extproc.tenancy import Share
 from extproc.wire.rpc import Code
 from tests.builders import Clock
@@ -558,10 +558,10 @@ NAMES = st.text(max_size=20)
 def waitings(draw: st.DrawFn) -> Waiting:
     addresses = tuple(draw(st.lists(NAMES, max_size=40)))
     reaches = st.integers(0, 2 ** len(addresses) - 1)
-    first = st.builds(First, LEFT_S.map(lambda age_s: -age_s), LEFT_S, LEFT_S, reaches)
-    flows = st.lists(st.tuples(st.tuples(NUMBERS, NUMBERS, FLOWS), first), max_size=4)
+    first = st.builds(Ahead, NUMBERS, LEFT_S.map(lambda age_s: -age_s), LEFT_S, reaches)
+    ahead = st.lists(first, max_size=4)
     kept = st.lists(st.builds(Reservation, NAMES, NAMES, NAMES, NUMBERS, FLOWS, LEFT_S), max_size=4)
-    return Waiting(addresses, draw(reaches), tuple(draw(flows)), tuple(draw(kept)))
+    return Waiting(addresses, tuple(draw(ahead)), tuple(draw(kept)))
 
 
 @given(waitings())
@@ -573,11 +573,9 @@ def test_who_waits_arrives_as_it_was_told(waiting: Waiting) -> None:
     heard = far.heard[-1][1].waiting
     assert heard is not None
     assert heard.addresses == waiting.addresses
-    assert heard.urgent == waiting.urgent
-    assert [flow for flow, _ in heard.firsts] == [flow for flow, _ in waiting.firsts]
-    for (_, one), (_, other) in zip(heard.firsts, waiting.firsts, strict=True):
-        assert one.reach == other.reach
-        for name in ("since_s", "later_until_s", "next_until_s"):
+    for one, other in zip(heard.ahead, waiting.ahead, strict=True):
+        assert (one.priority, one.reach) == (other.priority, other.reach)
+        for name in ("since_s", "until_s"):
             assert abs(getattr(one, name) - getattr(other, name)) <= 1.1e-3
     for slot, kept in zip(heard.kept, waiting.kept, strict=True):
         assert slot._replace(until_s=0.0) == kept._replace(until_s=0.0)
@@ -586,39 +584,36 @@ def test_who_waits_arrives_as_it_was_told(waiting: Waiting) -> None:
 
 def test_who_waits_anywhere_is_told_to_wait_everywhere() -> None:
     near, far, wire = telling()
-    flow = ((0, 0, " t"), First(reach=-1))
-    near.tell([], [], Waiting(("p", "q", "r"), -1, (flow,)))
+    near.tell([], [], Waiting(("p", "q", "r"), (Ahead(0, reach=-1),)))
     wire.pump()
 
     heard = far.heard[-1][1].waiting
     assert heard is not None
-    assert heard.urgent >= 0b111
-    assert heard.firsts[0][1].reach >= 0b111
+    assert heard.ahead[0].reach >= 0b111
 
 
 def test_who_waits_beyond_the_bounds_is_not_told_and_not_heard() -> None:
     near, far, wire = telling()
     long, name = "f" * (MAX_FLOW_CHARS + 1), "n" * (MAX_ADAPTER_CHARS + 1)
-    firsts = (((0, 0, long), First()), ((0, 2**31, " t"), First()), ((2**31, 0, " t"), First()))
     slots = (Reservation("a", "p", "b", 0, long, 1.0), Reservation(name, "p", "b", 0, " t", 1.0))
     addresses = tuple(map(str, range(MAX_ENDPOINTS + 1)))
-    near.tell([], [], Waiting(addresses, 0, firsts, slots))
+    near.tell([], [], Waiting(addresses, (Ahead(2**31),), slots))
     wire.pump()
     told = peers_pb2.Waiting(
         addresses=addresses,
-        flows=[peers_pb2.WaitingFlow(flow=long)] + [peers_pb2.WaitingFlow()] * 99,
+        ahead=[peers_pb2.WaitingAhead()] * 99,
         slots=[peers_pb2.KeptSlot(flow=long), peers_pb2.KeptSlot(adapter=name)]
         + [peers_pb2.KeptSlot()] * 99,
     )
     router, _, session = greeted("b")
     session.receive(message(picks=peers_pb2.Picks(waiting=told)))
     sizes = [
-        (len(each.addresses), len(each.firsts), len(each.kept))
+        (len(each.addresses), len(each.ahead), len(each.kept))
         for each in (far.heard[-1][1].waiting, router.heard[-1][1].waiting)
         if each is not None
     ]
 
-    assert sizes == [(MAX_ENDPOINTS, 0, 0), (MAX_ENDPOINTS, MAX_FIRST - 1, MAX_RESERVED - 2)]
+    assert sizes == [(MAX_ENDPOINTS, 0, 0), (MAX_ENDPOINTS, MAX_AHEAD, MAX_RESERVED - 2)]
 
 
 def test_a_name_is_heard_up_to_a_length() -> None:

@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 from extproc.queue import HoldQueue, QueueSettings, Reach, Ticket, Waiting
-from extproc.queue.elsewhere import NOBODY
+from extproc.queue.waiting import NOBODY
 from extproc.tenancy import Claim
 from extproc.types import EndpointView, Pick, Reason, Rejection, RequestInfo, Wait
 from tests.builders import pick
@@ -26,6 +26,7 @@ class Scene:
     stuck: frozenset[str] = frozenset()  # models that get no endpoint
     is_busy: bool = False  # a request that is not held comes whenever room is freed
     until_s: float = inf
+    reason: str = "room"  # for which those wait that get no endpoint
     looked: list[str] = field(default_factory=list)
     woken: list[str] = field(default_factory=list)
     sent: list[str] = field(default_factory=list)
@@ -45,7 +46,7 @@ class Scene:
     @property
     def waiting(self) -> Waiting:
         """Who waits, as other routers are told now."""
-        return self._waiting.lasting(self.now)
+        return self._waiting
 
     def hold(self, name: str, model: str = "", **fields: Any) -> Rejection | None:
         """Hold a request that arrives now, as told by fields of its ticket and its claim."""
@@ -71,7 +72,7 @@ class Scene:
             rest_s=rest_s,
             num_bytes=num_bytes,
             kind=request.model,
-            look_s=self.until_s,
+            again_s=self.until_s,
             reason=reason,
         )
         self.tickets[name] = ticket
@@ -80,7 +81,7 @@ class Scene:
     def look(self, ticket: Ticket, now: float) -> Pick | Rejection | Wait:
         self.looked.append(ticket.request.request_id)
         if not self.room or ticket.request.model in self.stuck:
-            return Wait(self.until_s, "room")
+            return Wait(self.until_s, self.reason)
         self.room -= 1
         self.sent.append(ticket.request.request_id)
         return pick(id=ticket.request.request_id)

@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.phrases import FOR_SLOT
-from extproc.queue import QueueSettings, Waiting, elsewhere
-from extproc.queue.elsewhere import NOBODY
-from extproc.queue.precedence import HOLD_UP_S, First
+from extproc.queue import QueueSettings, Waiting, waiting
+from extproc.queue.reach import ALL
 from extproc.queue.reservations import Reservation, Reservations
 from extproc.queue.tickets import Ticket
+from extproc.queue.waiting import NOBODY, Ahead
 from extproc.tenancy import Claim, Share, SlotUse
 from extproc.types import EndpointView, RequestInfo
 from tests.builders import address, endpoint_view
 from tests.fleets import columns_of
 from tests.queue.scene import Scene
 
-GREEDY, MODEST, GOLD = "greedy", "modest", "gold"
+GREEDY, MODEST, GOLD = "greedy", "modest", 10
 SLOT_HOLD_S = QueueSettings().slot_hold_s
 
 
@@ -29,23 +29,18 @@ def pods(*numbers: int) -> list[EndpointView]:
     return [endpoint_view(number, registered=frozenset({"m"})) for number in numbers]
 
 
-def waits(
-    tenant: str = MODEST, priority: int = 0, *, at: Sequence[EndpointView] | None = None
-) -> Scene:
+def waits(priority: int = GOLD, *, at: Sequence[EndpointView] | None = None) -> Scene:
     """A router at which one waits, in vain so far."""
-    scene = Scene(endpoints=pods(1, 2) if at is None else at)
-    scene.queue.charge(RequestInfo("m", claim=Claim(tenant=GREEDY)))
-    scene.hold("first", "m", tenant=tenant, priority=priority)
+    scene = Scene(endpoints=pods(1, 2) if at is None else at, reason=FOR_SLOT)
+    scene.hold("first", "m", priority=priority)
     scene.free(0)
     return scene
 
 
 def other(told: Scene, *, at: Sequence[EndpointView] | None = None) -> Scene:
-    """A router that was told who waits at `told`, and has served the greedy one."""
+    """A router that was told who waits at `told`."""
     scene = Scene(endpoints=pods(1, 2) if at is None else at, now=told.now)
     tell(told, scene)
-    for _ in range(3):
-        scene.queue.charge(RequestInfo("m", claim=Claim(tenant=GREEDY)))
     return scene
 
 
@@ -54,34 +49,26 @@ def tell(told: Scene, scene: Scene, name: str = "aa") -> None:
     scene.queue.hear(name, waiting, now=scene.now, reach=scene.reach)
 
 
-def behind_s(scene: Scene, tenant: str = GREEDY, priority: int = 0, **fields: float) -> float:
-    claim = Claim(tenant=tenant, priority=priority)
-    request = RequestInfo("m", arrived_at_s=fields.get("at_s", scene.now), claim=claim)
+def behind_s(scene: Scene, priority: int = 0, *, at_s: float | None = None) -> float:
+    arrived_s = scene.now if at_s is None else at_s
+    request = RequestInfo("m", arrived_at_s=arrived_s, claim=Claim(priority=priority))
     return scene.queue.behind_until_s(request, now=scene.now) - scene.now
 
 
-def test_a_newcomer_lets_one_go_first_that_waits_at_another_router_and_got_less() -> None:
+def test_a_lower_priority_that_came_later_lets_a_higher_one_go_first() -> None:
     scene = other(waits())
 
     assert scene.queue.lets_others_go
-    assert behind_s(scene) == pytest.approx(HOLD_UP_S)
-    assert behind_s(scene, MODEST) == 0
-
-
-def test_a_lower_priority_that_came_later_lets_a_higher_one_go_first() -> None:
-    scene = other(waits(GOLD, 10))
-
-    assert behind_s(scene, MODEST) > HOLD_UP_S
-    assert behind_s(scene, MODEST, at_s=-1.0) == pytest.approx(HOLD_UP_S)
-    assert behind_s(scene, MODEST, 10) == 0
+    assert behind_s(scene) == pytest.approx(SLOT_HOLD_S - scene.now)
+    assert behind_s(scene, at_s=-1.0) == behind_s(scene, GOLD) == 0
 
 
 def test_those_below_0_wait_as_long_as_anybody_does_and_go_when_nobody_does() -> None:
-    told = waits()
+    told = waits(0)
     scene = other(told)
     scene.hold("idle", "m", priority=-1)
     before = scene.free(9, after_s=10.0)
-    behind = behind_s(scene, MODEST, -1)
+    behind = behind_s(scene, -1)
     told.queue.remove(told.tickets["first"], now=told.now)
     scene.now, scene.room = scene.now + 1.0, 1
     tell(told, scene)
@@ -103,7 +90,7 @@ def test_one_goes_first_where_both_may_go_whatever_the_order_of_endpoints(
     scene = other(waits(at=pods(*theirs)), at=pods(*ours))
 
     assert (behind_s(scene) > 0) is is_behind
-    assert (behind_s(scene, priority=-1) == inf) is is_behind
+    assert (behind_s(scene, -1) == inf) is is_behind
 
 
 def test_endpoints_that_come_later_count_from_the_next_offer_on() -> None:
@@ -120,7 +107,7 @@ def test_endpoints_that_come_later_count_from_the_next_offer_on() -> None:
 def test_what_is_told_last_counts_and_what_ended_lets_others_go_at_once() -> None:
     told = waits()
     scene = other(told)
-    scene.hold("held", "m", tenant=GREEDY)
+    scene.hold("held", "m")
     at_first = scene.free(9, after_s=0.1)
     told.free(1, after_s=1.0)
     scene.now, scene.room = told.now, 9
@@ -135,40 +122,40 @@ def test_what_is_told_last_counts_and_what_ended_lets_others_go_at_once() -> Non
 
 
 def test_when_one_of_several_leaves_the_others_do_not_lose_their_place_elsewhere() -> None:
-    told = waits(GOLD, 10)
-    told.hold("second", "m", tenant=GOLD, priority=10)
+    told = waits()
+    told.hold("second", "m", priority=GOLD)
     told.free(0)
     before = told.waiting
     told.queue.remove(told.tickets["first"], now=told.now)
     between = told.waiting
     told.free(0)
 
-    assert before.firsts
+    assert before.ahead
     assert between == before
-    assert told.waiting.firsts
+    assert told.waiting.ahead
 
 
 def test_several_routers_are_heard_and_the_highest_of_them_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(elsewhere, "MAX_FIRSTS", 1)
-    scene = other(waits())
-    tell(waits(GOLD, 10), scene, "bb")
-    both = behind_s(scene)
+    monkeypatch.setattr(waiting, "MAX_AHEAD", 1)
+    scene = other(waits(1))
+    tell(waits(), scene, "bb")
+    both = behind_s(scene, 1)
     scene.queue.hear("bb", NOBODY, now=scene.now, reach=scene.reach)
 
-    assert both > behind_s(scene) > 0
+    assert both > behind_s(scene, 1) == 0
+    assert behind_s(scene) > 0
 
 
 def test_nobody_waits_longer_than_by_our_own_settings() -> None:
-    told = other(waits(GOLD, 10))
-    first = First(0.0, 1e9, 1e9, elsewhere.ALL)
+    told = other(waits())
     kept = Reservation("x", address(1), "a", 10, " t", 1e9)
-    word = Waiting(firsts=(((10, 10, " t"), first),), kept=(kept,))
+    word = Waiting(ahead=(Ahead(GOLD, 0.0, 1e9, ALL),), kept=(kept,))
     told.queue.hear("bb", word, now=told.now, reach=told.reach)
     request = RequestInfo("a", "a", claim=Claim())
 
-    assert behind_s(told, MODEST) == pytest.approx(SLOT_HOLD_S)
+    assert behind_s(told) == pytest.approx(SLOT_HOLD_S)
     assert told.queue.reservations.kept_from(request, columns_of(told.endpoints), now=told.now) == {
         address(1): told.now + SLOT_HOLD_S
     }
@@ -176,29 +163,25 @@ def test_nobody_waits_longer_than_by_our_own_settings() -> None:
 
 @given(st.floats(-1e6, 1e6))
 def test_what_is_told_between_clocks_is_the_same_there_and_back(by_s: float) -> None:
-    told = waits(GOLD, 10).waiting
+    told = waits().waiting
     back = told.shifted(by_s).shifted(-by_s)
 
-    assert [flow for flow, _ in back.firsts] == [flow for flow, _ in told.firsts]
-    for (_, one), (_, same) in zip(told.firsts, back.firsts, strict=True):
-        assert one.later_until_s == pytest.approx(same.later_until_s, abs=1e-6)
-        assert one.reach == same.reach
-    assert told.shifted(by_s).urgent == told.urgent
+    for one, same in zip(told.ahead, back.ahead, strict=True):
+        assert (one.priority, one.reach) == (same.priority, same.reach)
+        assert one.since_s == pytest.approx(same.since_s, abs=1e-6)
+        assert one.until_s == pytest.approx(same.until_s, abs=1e-6)
 
 
 def test_what_one_gets_at_another_router_while_it_waits_does_not_put_it_behind_others() -> None:
-    told = waits()
-    scene = other(told)
-    scene.hold("held", "m", tenant=GREEDY)
+    scene = Scene()
+    for _ in range(3):
+        scene.queue.charge(RequestInfo("m", claim=Claim(tenant=GREEDY)))
+    scene.hold("greedy", tenant=GREEDY)
     scene.queue.charge_told(Share(f" {MODEST}", 0, 1.0))
+    scene.hold("modest", tenant=MODEST)
+    scene.queue.charge_told(Share(f" {GREEDY}", 0, 9.0))
 
-    assert behind_s(scene) > 0
-    scene.queue.configure(QueueSettings(fair=False))
-    assert behind_s(scene) == 0
-    scene.queue.configure(QueueSettings())
-    scene.queue.charge(RequestInfo("m", claim=Claim(tenant=GREEDY)))
-    scene.free(0, after_s=0.01)
-    assert behind_s(scene) > 0
+    assert scene.free(1) == ["modest"]
 
 
 def test_who_knows_nobody_that_waits_is_told_of_nobody() -> None:
@@ -219,7 +202,7 @@ def kept() -> Reservations:
 
 def held(adapter: str, claim: Claim) -> Ticket:
     request = RequestInfo(adapter, adapter, arrived_at_s=0.0, claim=claim)
-    return Ticket(request, lambda: None, 1e9, vain_s=NOW, reason=FOR_SLOT)
+    return Ticket(request, lambda: None, 1e9, waits_since_s=NOW, reason=FOR_SLOT)
 
 
 def full(number: int, *running: str) -> tuple[EndpointView, dict[str, SlotUse]]:
@@ -275,10 +258,10 @@ def test_routers_that_tell_each_other_come_to_keep_no_slot_twice_and_no_adapter_
     routers = [(kept(), ours), (kept(), theirs)]
     for _ in range(12):
         words = [list(each) for each, _ in routers]
-        for (each, waiting), word in zip(routers, reversed(words), strict=True):
+        for (each, tickets), word in zip(routers, reversed(words), strict=True):
             each.elsewhere = word
             each.begin()
-            for adapter, claim in waiting:
+            for adapter, claim in tickets:
                 each.add(held(adapter, claim), adapter, slots, now=NOW)
             each.end()
 

@@ -269,29 +269,12 @@ def test_the_minimum_follows_a_tenant_that_was_charged_too_much() -> None:
 # --- other routers --------------------------------------------------------------------------
 
 
-def test_what_others_serve_counts_like_our_own() -> None:
-    counters = active(a=5, b=1)
-
-    counters.add_foreign("b", 8)
-
-    assert counters.counter("b") == 9
-
-
-def test_a_tenant_that_only_others_serve_is_lifted_before_it_is_counted() -> None:
-    """It is active there; from 0 its service there would be lost in a later lift."""
+def test_a_tenant_that_others_serve_counts_from_the_least_on() -> None:
+    """Nothing was known of it; from 0 its service there would be lost in a later lift."""
     counters = active(a=100)
 
-    counters.add_foreign("b", 8)
+    counters.add("b", 8)
     counters.hold("b")
-
-    assert counters.counter("b") == 108
-
-
-def test_a_tenant_that_has_left_is_lifted_before_what_others_serve_is_counted() -> None:
-    counters = active(a=100, b=1)
-    counters.release("b")
-
-    counters.add_foreign("b", 8)
 
     assert counters.counter("b") == 108
 
@@ -306,7 +289,7 @@ def test_of_many_idle_tenants_those_with_the_least_service_are_forgotten(
     counters = active(held=1)
 
     for number in range(1000):
-        counters.add_foreign(f"{number}", number)
+        counters.add(f"{number}", number)
         assert len(counters) <= 11
 
     assert counters.counter("999") == 1000

@@ -13,12 +13,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from extproc.queue import HoldQueue, QueueSettings, Ticket
+from extproc.queue.offers import LATE_AGAIN_S, MAX_ASKED, MAX_SENT, QUIET_S
 from extproc.queue.orders import LATE_EVERY
 from extproc.queue.queue import MAX_RETRY_AFTER_S
-from extproc.queue.schedule import LOOK_S, ORDER_S, REST_RATIO, TOLD_WAIT_S
-from extproc.queue.sweep import BACK_LOOK_S, MAX_LOOKS, MAX_SENT, QUIET_S
+from extproc.queue.schedule import ASK_S, ORDER_S, REST_RATIO, TOLD_WAIT_S
 from extproc.types import Pick, Reason, RequestInfo
-from tests.builders import endpoint_view, pick
+from tests.builders import pick
 from tests.queue.scene import REST_S, Scene, reasons, slow
 
 # --- offers ----------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ def test_what_frees_room_has_an_offer_made_at_once_and_further_ones_after_a_rest
     scene.queue.offer(scene.look, now=1.0)
     scene.queue.freed(1.0)
 
-    rest_s = REST_RATIO * (2 * ORDER_S + 2 * LOOK_S)
+    rest_s = REST_RATIO * (2 * ORDER_S + 2 * ASK_S)
     assert scene.calls == [1.0, pytest.approx(1.0 + rest_s)]
     assert not scene.queue.is_due(1.0 + rest_s / 2)
     assert scene.queue.is_due(1.0 + rest_s * 1.01)
@@ -110,7 +110,7 @@ def test_requests_that_are_alike_are_asked_for_once_an_offer() -> None:
 
 def test_who_gets_nothing_holds_up_nobody_behind() -> None:
     """More requests that no endpoint takes stand first than one offer asks for."""
-    names = [f"stuck {number}" for number in range(3 * MAX_LOOKS)]
+    names = [f"stuck {number}" for number in range(3 * MAX_ASKED)]
     scene = Scene(stuck=frozenset(names))
     for name in names:
         scene.hold(name)
@@ -126,10 +126,10 @@ def test_who_gets_nothing_holds_up_nobody_behind() -> None:
 
     assert scene.sent == ["free"]
     assert num_offers <= 4
-    assert len(scene.looked) <= num_offers * MAX_LOOKS + 1
+    assert len(scene.looked) <= num_offers * MAX_ASKED + 1
 
 
-@pytest.mark.parametrize("num_flows", [1, MAX_LOOKS])
+@pytest.mark.parametrize("num_flows", [1, MAX_ASKED])
 def test_kinds_that_keep_coming_of_some_flows_leave_others_their_looks(num_flows: int) -> None:
     """However many stand first and get nothing; the other one got nothing at first either."""
     scene = Scene(QueueSettings(fair=False, order="first_come"))
@@ -137,7 +137,7 @@ def test_kinds_that_keep_coming_of_some_flows_leave_others_their_looks(num_flows
     scene.hold("other", tenant="other")
     scene.stuck = frozenset({"other"})
     for offer in range(10):
-        names = [f"{offer} {number}" for number in range(2 * MAX_LOOKS)]
+        names = [f"{offer} {number}" for number in range(2 * MAX_ASKED)]
         scene.now = 0.0
         for number, name in enumerate(names):
             scene.hold(name, tenant=f"{number % num_flows}")
@@ -150,7 +150,7 @@ def test_kinds_that_keep_coming_of_some_flows_leave_others_their_looks(num_flows
 
 
 def test_room_that_is_freed_meanwhile_is_offered_to_the_first_again() -> None:
-    names = [f"stuck {number}" for number in range(3 * MAX_LOOKS)]
+    names = [f"stuck {number}" for number in range(3 * MAX_ASKED)]
     scene = Scene(stuck=frozenset(names))
     for name in names:
         scene.hold(name)
@@ -165,19 +165,19 @@ def test_nothing_is_kept_of_those_that_have_gone_while_others_keep_coming() -> N
         pass
 
     scene, kinds, names = Scene(QueueSettings(fair=False)), WeakSet[Kind](), list[str]()
-    for number in range(100 * MAX_LOOKS):
+    for number in range(100 * MAX_ASKED):
         kind = Kind()
         kinds.add(kind)
         names.append(f"{number}")
         scene.hold(names[-1])
         scene.tickets[names[-1]].kind = kind
-        if len(names) == 4 * MAX_LOOKS:
+        if len(names) == 4 * MAX_ASKED:
             scene.free(0)
-            for name in names[2 * MAX_LOOKS :]:
+            for name in names[2 * MAX_ASKED :]:
                 scene.queue.remove(scene.tickets.pop(name), now=scene.now)
-            del names[2 * MAX_LOOKS :]
+            del names[2 * MAX_ASKED :]
 
-    assert len(kinds) <= 8 * MAX_LOOKS
+    assert len(kinds) <= 8 * MAX_ASKED
 
 
 def test_one_that_is_asked_for_out_of_turn_says_what_it_waits_for_then() -> None:
@@ -331,7 +331,7 @@ def test_one_that_is_late_by_nobody_s_objective_goes_last_and_is_kept() -> None:
     scene.hold("new", goal_s=5.0)
 
     assert scene.free(1) == ["new"]
-    assert scene.free(1, after_s=2 * BACK_LOOK_S) == ["old"]
+    assert scene.free(1, after_s=2 * LATE_AGAIN_S) == ["old"]
 
 
 def test_each_eighth_place_goes_to_the_oldest_that_cannot_be_in_time() -> None:
@@ -354,13 +354,13 @@ def test_what_is_freed_is_left_to_those_in_time_for_a_while() -> None:
     scene.now += 1.0
 
     assert scene.free(1, after_s=0.0) == []
-    assert scene.calls[-1] <= scene.now + 1.5 * BACK_LOOK_S
+    assert scene.calls[-1] <= scene.now + 1.5 * LATE_AGAIN_S
     scene.stuck = frozenset()
     assert scene.free(1, after_s=0.1) == ["stuck"]
-    assert scene.free(0, after_s=2 * BACK_LOOK_S) == []
+    assert scene.free(0, after_s=2 * LATE_AGAIN_S) == []
     assert scene.looked[-1] == "late"
     assert scene.free(1, after_s=0.1) == []
-    assert scene.free(1, after_s=2 * BACK_LOOK_S) == ["late"]
+    assert scene.free(1, after_s=2 * LATE_AGAIN_S) == ["late"]
 
 
 @pytest.mark.parametrize(
@@ -386,10 +386,10 @@ def test_all_alike_that_are_late_are_looked_at_again_though_one_was_asked_for_in
     for name in "abc":
         scene.hold(name, model="alike", goal_s=0.1)
     scene.free(0)
-    scene.free(0, after_s=2 * BACK_LOOK_S)
+    scene.free(0, after_s=2 * LATE_AGAIN_S)
     assert len(scene.looked) == 1
 
-    assert sorted(scene.free(3, after_s=2 * BACK_LOOK_S)) == ["a", "b", "c"]
+    assert sorted(scene.free(3, after_s=2 * LATE_AGAIN_S)) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("adapter", ["sql", None])
@@ -611,27 +611,6 @@ def test_every_request_is_held_or_has_one_end(
     assert held | gone | refused | woken == set(scene.tickets)
     assert len(held) + len(gone) + len(refused) + len(woken) == len(scene.tickets)
     assert set(scene.sent) <= woken
-
-
-@pytest.mark.parametrize(("reason", "expected"), [("full", ["old"]), ("room", [])])
-def test_what_is_freed_of_full_pods_goes_to_late_ones_too(reason: str, expected: list[str]) -> None:
-    """Where nobody is newer, the pods would idle."""
-    scene = slow(is_busy=True)
-    scene.hold("old", goal_s=0.1, reason=reason)
-    scene.now += 1.0
-
-    assert scene.free(1, after_s=BACK_LOOK_S / 10) == expected
-
-
-@pytest.mark.parametrize(("num_pending", "expected"), [(0, ["old"]), (1, [])])
-def test_an_endpoint_without_a_request_is_for_late_ones_too(
-    num_pending: int, expected: list[str]
-) -> None:
-    scene = slow(endpoints=[endpoint_view(1, num_pending=num_pending)], is_busy=True)
-    scene.hold("old", goal_s=0.1)
-    scene.now += 1.0
-
-    assert scene.free(1, after_s=BACK_LOOK_S / 10) == expected
 
 
 @pytest.mark.parametrize(("quiet_s", "expected"), [(QUIET_S, ["old"]), (0.8 * QUIET_S, [])])

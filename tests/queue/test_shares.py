@@ -131,14 +131,6 @@ def test_what_others_tell_of_priorities_that_are_not_seen_here_takes_no_memory()
     assert len(plan.counters) == 0
 
 
-def test_without_fairness_nothing_that_is_told_counts() -> None:
-    plan = Plan(QueueSettings(fair=False))
-    plan.counters[0].add("r a", 1.0)
-    plan.charge_told(Share("r t", 0, 9.0))
-
-    assert len(plan.counters[0]) == 1
-
-
 def test_those_that_name_no_tenant_are_one() -> None:
     plan = Plan(QueueSettings())
     for route in ("", "a", "b"):
@@ -175,13 +167,6 @@ def test_at_its_end_a_request_has_been_charged_for_the_output_that_it_had(num_to
     plan.settle(info, num_tokens)
 
     assert plan.counters[3].counter(" t") == cost(100, num_tokens) / 2
-
-
-def test_an_output_counts_for_nobody_where_nobody_was_charged() -> None:
-    plan = Plan(QueueSettings(fair=False))
-    plan.settle(request(claim=Claim(tenant="t")), 1000)
-
-    assert not plan.counters
 
 
 def test_outputs_that_are_like_most_change_nothing_and_others_count_as_they_differ() -> None:

@@ -14,7 +14,8 @@ from extproc.costs import Costs
 from extproc.fleet.peerpicks import PeerPick
 from extproc.fleet.pool import PoolSettings
 from extproc.fleet.prefixes import prefix_hashes
-from extproc.openai import NAMES_A_PASS, last
+from extproc.openai import NAMES_A_PASS
+from extproc.passes import last
 from extproc.queue import Ticket
 from extproc.rejections import NOT_REWRITABLE, RENAMED
 from extproc.routing.admission import AdmissionSettings

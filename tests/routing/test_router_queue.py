@@ -17,6 +17,7 @@ from extproc.costs import Costs
 from extproc.fleet.accounting import Accounting
 from extproc.fleet.peerpicks import PeerPick
 from extproc.fleet.pool import Pool
+from extproc.phrases import FOR_TURN
 from extproc.queue import QueueSettings, Ticket
 from extproc.queue.schedule import TOLD_WAIT_S
 from extproc.routing.router import OBJECTIVE_RATIO, Router
@@ -206,18 +207,19 @@ class OneSlot:
         return Wait(inf, "slot")
 
 
-def test_a_slot_that_another_router_s_request_left_looks_taken_for_a_moment() -> None:
+def test_a_slot_that_another_router_s_request_left_is_kept_for_a_moment() -> None:
     made = router_of(1)
     made.picker.configure(OneSlot(), "one_slot")
     made.pool.record_models(address(1), cards("a", "b"), now=0.0)
     made.pool.told.begin("bb", now=0.0)
+    made.pool.record_report(address(1), report(max_loras=1), taken_at_s=0.0)
     made.pool.told.start(PeerPick("bb-1", address(1), "a", 0, 0.0), now=0.0)
     made.pool.told.finish("bb-1", now=LATER_S)
     held = ask(made, LATER_S, adapter="b", model="b")
     reason = held.ticket.reason
     made.offer(now=LATER_S + TOLD_WAIT_S)
 
-    assert reason == "slot"
+    assert reason == FOR_TURN
     assert isinstance(held.resume(LATER_S + TOLD_WAIT_S), Pick)
 
 

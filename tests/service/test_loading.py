@@ -273,3 +273,22 @@ def test_what_was_left_in_the_middle_is_declared_as_a_whole_the_next_time() -> N
     scene.declare(Declaration("sql", "/adapters/1"))
 
     assert scene.routing.router.catalog.card("sql") is not None
+
+
+async def test_what_is_declared_between_two_passes_of_a_look_is_placed_before_it_is_judged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    many = [Declaration(f"a{number}", "/adapters/1") for number in range(1200)]
+    for num_passes in range(16):
+        scene = Scene()
+        scene.declare(*many)
+        task = asyncio.create_task(scene.adapters.run())
+        for _ in range(num_passes):
+            await asyncio.sleep(0)
+
+        scene.declare(Declaration("new", "/adapters/2"), *many[1:])
+        await asyncio.sleep(0.01)
+
+        task.cancel()
+        assert not [each for each in caplog.records if each.exc_info]
+        assert scene.adapters.planner.status("new") is not None

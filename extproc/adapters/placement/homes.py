@@ -20,8 +20,9 @@ from operator import attrgetter
 
 from msgspec import Struct
 
-from extproc.adapters.placement.levels import Levels, level_of, rate_of
+from extproc.adapters.placement.levels import NAMES_A_PASS, Levels, level_of, rate_of
 from extproc.adapters.placement.orders import DEPTH, Orders
+from extproc.passes import last
 
 CARRIED = 0.5
 """Work of one adapter that a replica carries, in seconds per second. Well below 1: an endpoint has
@@ -55,15 +56,34 @@ def place(
         capacities: Of the endpoints.
         order: Returns all endpoints in an adapter's order.
     """
+    return last(place_in_passes(levels, capacities, order))
+
+
+def place_in_passes(
+    levels: Mapping[str, int],
+    capacities: Sequence[Capacity],
+    order: Callable[[str], Iterable[str]],
+) -> Iterator[dict[str, tuple[str, ...]]]:
+    """Yield the homes of each adapter so far, as `place` returns them all."""
     if not capacities:
-        return dict.fromkeys(levels, ())
+        yield dict.fromkeys(levels, ())
+        return
+    homes: dict[str, tuple[str, ...]] = {}
     rooms = _Rooms(capacities, levels.values())
+    # An adapter whose order is not known yet takes a draw of every endpoint.
+    num_a_pass = max(1, NAMES_A_PASS * DEPTH // max(DEPTH, 4 * len(capacities)))
     most_work_first = sorted(sorted(levels), key=levels.__getitem__, reverse=True)
-    homes = {adapter: rooms.first(order(adapter), levels[adapter]) for adapter in most_work_first}
-    for adapter, own in homes.items():
+    for number, adapter in enumerate(most_work_first, start=1):
+        homes[adapter] = rooms.first(order(adapter), levels[adapter])
+        if number % num_a_pass == 0:
+            yield homes
+    for number, adapter in enumerate(most_work_first, start=1):
+        own = homes[adapter]
         if own and _is_short(own, levels[adapter]):
             homes[adapter] = rooms.more(own, order(adapter), levels[adapter])
-    return homes
+        if number % num_a_pass == 0:
+            yield homes
+    yield homes
 
 
 class _Room(Struct):
@@ -156,8 +176,8 @@ def _stepped(value: float) -> float:
 
 
 MAX_DRAWS = 50_000
-"""In one update, for the heads of the orders of adapters that are new: some 30 ms. One that finds
-no room in its head takes a draw of every endpoint besides, once."""
+"""In one update, for the heads of the orders of adapters that are new: some 30 ms in its passes.
+One that finds no room in its head takes a draw of every endpoint besides, once."""
 
 
 class Placement:
@@ -181,8 +201,9 @@ class Placement:
 
     def update(
         self, rates: Mapping[str, float], capacities: Iterable[Capacity], *, now: float
-    ) -> None:
-        """Place anew, if a level or an endpoint has changed. To be called every second or so.
+    ) -> Iterator[None]:
+        """Place anew, if a level or an endpoint has changed, in passes. To be called every second
+        or so. One that is left before its end is made up for by the next one.
 
         Args:
             rates: Offered work in seconds per second, of all adapters that there are: one without
@@ -194,17 +215,21 @@ class Placement:
             self._levels.by_adapter,
             tuple(sorted(capacities, key=attrgetter("address"))),
         )
-        self._levels.update(rates, now=now)
+        yield from self._levels.update(rates, now=now)
         levels = self._levels.by_adapter
         if levels is before and capacities == self._capacities and self.is_settled:
             return
-        self._capacities = capacities
-        self._orders.set_endpoints([each.address for each in capacities])
+        self._capacities, self.is_settled = capacities, False
+        yield from self._orders.set_endpoints([each.address for each in capacities])
         most_work_first = sorted(sorted(levels), key=levels.__getitem__, reverse=True)
+        yield
         known = self._orders.learn(most_work_first, max_draws=MAX_DRAWS)
-        self.is_settled = len(known) == len(levels)
         placed = {adapter: levels[adapter] for adapter in known}
-        self.homes = place(placed, capacities, self._orders.walk)
+        homes = place_in_passes(placed, capacities, self._orders.walk)
+        found = next(homes)
+        for found in homes:  # noqa: B007 - the last one counts
+            yield
+        self.homes, self.is_settled = found, len(known) == len(levels)
 
     def walk(self, adapter: str) -> Iterator[str]:
         """Yield all endpoints, those to try first first: its homes, then the rest of its order.

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import islice
 
+from extproc.adapters.placement.levels import NAMES_A_PASS
+
 DEPTH = 16
 """Endpoints that are kept for each adapter: further down its order few are placed."""
 
@@ -41,23 +43,30 @@ class Orders:
         self._addresses: frozenset[str] = frozenset()
         self._heads: dict[str, list[_Draw]] = {}
 
-    def set_endpoints(self, addresses: Iterable[str]) -> None:
-        """Replace the set of endpoints."""
+    def set_endpoints(self, addresses: Iterable[str]) -> Iterator[None]:
+        """Replace the set of endpoints, in passes.
+
+        One that is left before its end forgets all orders: they are drawn again.
+        """
         before, self._addresses = self._addresses, frozenset(addresses)
         if before == self._addresses:
             return
         joined, left = self._addresses - before, before - self._addresses
-        for adapter, head in list(self._heads.items()):
+        heads, self._heads = self._heads, {}
+        for number, (adapter, head) in enumerate(list(heads.items()), start=1):
+            if number % NAMES_A_PASS == 0:
+                yield
             is_whole = len(head) == len(before)
             stay = [each for each in head if each[1] not in left] if left else head
             if not is_whole and not stay:
-                del self._heads[adapter]
+                del heads[adapter]
                 continue
             for draw in _draws(adapter, joined) if joined else ():
                 # Of those that are not kept none comes before the last one that is.
                 if is_whole or draw < stay[-1]:
                     insort(stay, draw)
-            self._heads[adapter] = stay if is_whole else stay[: self._depth]
+            heads[adapter] = stay if is_whole else stay[: self._depth]
+        self._heads = heads
 
     def learn(self, adapters: Sequence[str], *, max_draws: int) -> list[str]:
         """Return those of the adapters whose heads are kept, and as many more, at least one, as

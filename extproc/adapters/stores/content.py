@@ -12,7 +12,7 @@ newer router may have written them. Its tag is a hash of these bytes, the same i
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any, Protocol, TypeVar
 
@@ -188,8 +188,8 @@ def decode_asked(body: bytes) -> Declaration:
     return _parse(_ASKED, body).declared()
 
 
-def decode_all(body: bytes, most: int) -> list[Declaration | DeclarationError]:
-    """Return what a client declares in a list: of each item, what it is or why it is nothing.
+def decode_all(body: bytes, most: int) -> Iterator[Declaration | DeclarationError]:
+    """Yield what a client declares in a list: of each item, what it is or why it is nothing.
 
     Args:
         body: JSON.
@@ -202,13 +202,11 @@ def decode_all(body: bytes, most: int) -> list[Declaration | DeclarationError]:
         items = _LIST.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DeclarationError(f"not a list of declarations: {error}") from error
-    found: list[Declaration | DeclarationError] = []
     for item in items[: most + 1]:
         try:
-            found.append(decode_asked(bytes(item)))
+            yield decode_asked(bytes(item))
         except DeclarationError as error:
-            found.append(DeclarationError(str(error)))  # without the frames that it was raised in
-    return found
+            yield DeclarationError(str(error))  # without the frames that it was raised in
 
 
 def tag_of(content: bytes) -> str:

@@ -37,6 +37,7 @@ from extproc.adapters.stores.writing import (
     put_of,
     to_write,
 )
+from extproc.wire.turns import turn
 
 MAX_ATTEMPTS = 20
 """To write one content: somebody else wrote the same one each time before."""
@@ -388,7 +389,7 @@ class Store:
             if kept is None or kept.problem or kept.content != content:
                 kept, num_decoded = self._look_at(key, content), num_decoded + 1
                 if num_decoded % _DECODED_A_PASS == 0:
-                    await asyncio.sleep(0)
+                    await turn()
             found[key] = kept
         return found
 
@@ -411,7 +412,7 @@ class Store:
             return
         self.entries, self._was_handed_on = MappingProxyType(entries), False
         for _ in self._on_entries(self.entries) or ():
-            await asyncio.sleep(0)
+            await turn()
         self._was_handed_on = True  # as a whole: a task may end between two passes
 
     def _report(self, failures: set[str]) -> None:

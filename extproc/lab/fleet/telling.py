@@ -11,8 +11,8 @@ from extproc.fleet.peerpicks import PeerPick, PeerPicks
 from extproc.fleet.pool import Pool
 from extproc.lab.fleet.agenda import Agenda
 from extproc.queue import Waiting
-from extproc.queue.elsewhere import NOBODY
 from extproc.queue.plan import share_of
+from extproc.queue.waiting import NOBODY
 from extproc.routing.router import Router
 from extproc.types import Pick
 
@@ -76,7 +76,7 @@ class FleetTelling:
 
     def _tell_waiting(self) -> None:
         self._is_due = False
-        waiting = self._waiting.lasting(self._agenda.now)
+        waiting = self._waiting
         if waiting != self._said:
             self._said = waiting
             for each in self._others():

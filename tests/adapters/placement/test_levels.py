@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from extproc.adapters.placement import Levels
 from extproc.adapters.placement.levels import COOL_S, LEAST, MOST, STEP, level_of, rate_of
+from extproc.passes import make_all
 
 RATES = st.floats(0, 1e6)
 
@@ -29,20 +30,20 @@ def test_more_work_is_no_lower_level(one: float, other: float) -> None:
 
 def test_a_level_rises_at_once() -> None:
     levels = Levels()
-    levels.update({"a": 0.1}, now=0.0)
-    levels.update({"a": 1.0}, now=0.1)
+    make_all(levels.update({"a": 0.1}, now=0.0))
+    make_all(levels.update({"a": 1.0}, now=0.1))
 
     assert levels.by_adapter == {"a": level_of(1.0)}
 
 
 def test_a_level_falls_once_it_has_been_lower_for_long_and_to_the_highest_of_late() -> None:
     levels = Levels()
-    levels.update({"a": 1.0}, now=0.0)
+    make_all(levels.update({"a": 1.0}, now=0.0))
     for now, rate in [(1.0, 0.7), (30.0, 0.4), (50.0, 0.5), (COOL_S + 0.9, 0.2)]:
-        levels.update({"a": rate}, now=now)
+        make_all(levels.update({"a": rate}, now=now))
         assert levels.by_adapter == {"a": level_of(1.0)}
 
-    levels.update({"a": 0.2}, now=COOL_S + 1.0)
+    make_all(levels.update({"a": 0.2}, now=COOL_S + 1.0))
 
     assert levels.by_adapter == {"a": level_of(0.5)}
 
@@ -50,11 +51,11 @@ def test_a_level_falls_once_it_has_been_lower_for_long_and_to_the_highest_of_lat
 def test_a_rate_that_swings_changes_nothing() -> None:
     """Between two levels, every second for ten minutes."""
     levels = Levels()
-    levels.update({"a": 1.0}, now=0.0)
+    make_all(levels.update({"a": 1.0}, now=0.0))
     before = levels.by_adapter
 
     for now in range(1, 600):
-        levels.update({"a": (1.0, 0.3)[now % 2]}, now=now)
+        make_all(levels.update({"a": (1.0, 0.3)[now % 2]}, now=now))
 
     assert levels.by_adapter is before
 
@@ -62,10 +63,10 @@ def test_a_rate_that_swings_changes_nothing() -> None:
 @given(st.dictionaries(st.sampled_from("abc"), st.floats(0, 10), min_size=1))
 def test_the_mapping_stays_the_same_object_while_nothing_changes(rates: dict[str, float]) -> None:
     levels = Levels()
-    levels.update(rates, now=0.0)
+    make_all(levels.update(rates, now=0.0))
     before = levels.by_adapter
 
-    levels.update(rates, now=1e6)
+    make_all(levels.update(rates, now=1e6))
 
     assert levels.by_adapter is before
     assert before == {adapter: level_of(rate) for adapter, rate in rates.items()}
@@ -73,13 +74,13 @@ def test_the_mapping_stays_the_same_object_while_nothing_changes(rates: dict[str
 
 def test_an_adapter_that_is_gone_is_forgotten() -> None:
     levels = Levels()
-    levels.update({"a": 1.0, "b": 1.0}, now=0.0)
-    levels.update({"a": 0.0, "b": 0.0}, now=1.0)
-    levels.update({"b": 0.0}, now=2.0)
+    make_all(levels.update({"a": 1.0, "b": 1.0}, now=0.0))
+    make_all(levels.update({"a": 0.0, "b": 0.0}, now=1.0))
+    make_all(levels.update({"b": 0.0}, now=2.0))
     assert levels.by_adapter == {"b": level_of(1.0)}
 
-    levels.update({"a": 0.1, "b": 0.0}, now=3.0)
-    levels.update({"a": 0.0, "b": 0.0}, now=COOL_S + 2.0)
+    make_all(levels.update({"a": 0.1, "b": 0.0}, now=3.0))
+    make_all(levels.update({"a": 0.0, "b": 0.0}, now=COOL_S + 2.0))
     assert levels.by_adapter == {"a": level_of(0.1), "b": 0}
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from extproc.adapters.placement import order
 from extproc.adapters.placement.orders import Orders
+from extproc.passes import make_all
 from tests.builders import address
 
 NUMBERS = st.sets(st.integers(1, 30), max_size=20)
@@ -46,32 +47,32 @@ def test_heads_that_are_kept_up_are_those_of_the_whole_order(
     orders = Orders(depth=4)
     for numbers, asked in changes:
         addresses = [address(number) for number in numbers]
-        orders.set_endpoints(addresses)
+        make_all(orders.set_endpoints(addresses))
         for adapter in ("a", "b")[: asked % 3]:
             assert [*islice(orders.walk(adapter), asked)] == order(adapter, addresses)[:asked]
 
 
 def test_an_endpoint_that_joins_goes_to_its_place_in_a_head_or_beyond_it() -> None:
     orders, addresses = Orders(depth=2), [address(number) for number in range(1, 30)]
-    orders.set_endpoints(addresses[:4])
+    make_all(orders.set_endpoints(addresses[:4]))
     assert next(orders.walk("a")) == order("a", addresses[:4])[0]
 
     for num in range(5, 30):
-        orders.set_endpoints(addresses[:num])
+        make_all(orders.set_endpoints(addresses[:num]))
         assert [*islice(orders.walk("a"), 2)] == order("a", addresses[:num])[:2]
 
 
 @pytest.mark.parametrize("depth", [1, 5, 9])
 def test_an_order_goes_on_beyond_its_head(depth: int) -> None:
     orders, addresses = Orders(depth=depth), [address(number) for number in range(1, 6)]
-    orders.set_endpoints(addresses)
+    make_all(orders.set_endpoints(addresses))
 
     assert [*orders.walk("a")] == [*orders.walk("a")] == order("a", addresses)
 
 
 def test_as_many_heads_are_computed_at_once_as_there_are_draws_for() -> None:
     orders = Orders()
-    orders.set_endpoints([address(1), address(2)])
+    make_all(orders.set_endpoints([address(1), address(2)]))
     learnt = []
     for _ in range(3):
         learnt.append(orders.learn("abc", max_draws=3))
@@ -89,10 +90,10 @@ def test_without_endpoints_all_orders_are_known() -> None:
 
 def test_a_head_whose_endpoints_have_all_left_is_drawn_afresh() -> None:
     orders, addresses = Orders(depth=2), [address(number) for number in range(1, 9)]
-    orders.set_endpoints(addresses)
+    make_all(orders.set_endpoints(addresses))
     left = set(islice(orders.walk("a"), 2))
 
     stay = [each for each in addresses if each not in left]
-    orders.set_endpoints(stay)
+    make_all(orders.set_endpoints(stay))
 
     assert [*orders.walk("a")] == order("a", stay)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from extproc.adapters.placement import Capacity, Demand, Placement
 from extproc.adapters.placement.homes import MAX_DRAWS
 from extproc.adapters.placement.levels import COOL_S
+from extproc.passes import make_all
 from tests.builders import address
 
 FLEET = [Capacity(address(number), 8, 32) for number in range(1, 9)]
@@ -23,10 +24,10 @@ def test_homes_do_not_depend_on_how_they_came_about(
 ) -> None:
     kept = Placement()
     for number, (rates, fleet) in enumerate(past):
-        kept.update(rates, fleet, now=number * 2 * COOL_S)
-        kept.update(rates, fleet, now=number * 2 * COOL_S + COOL_S)
+        make_all(kept.update(rates, fleet, now=number * 2 * COOL_S))
+        make_all(kept.update(rates, fleet, now=number * 2 * COOL_S + COOL_S))
     anew = Placement()
-    anew.update(rates, fleet, now=0.0)
+    make_all(anew.update(rates, fleet, now=0.0))
 
     assert kept.homes == anew.homes
     assert [list(kept.walk(name)) for name in "abcdef"] == [
@@ -36,17 +37,17 @@ def test_homes_do_not_depend_on_how_they_came_about(
 
 def test_while_nothing_changes_the_mapping_stays_the_same_object() -> None:
     placement = Placement()
-    placement.update({"a": 1.0}, FLEET, now=0.0)
+    make_all(placement.update({"a": 1.0}, FLEET, now=0.0))
     before = placement.homes
 
-    placement.update({"a": 0.99}, FLEET[::-1], now=1.0)
+    make_all(placement.update({"a": 0.99}, FLEET[::-1], now=1.0))
 
     assert placement.homes is before
 
 
 def test_homes_come_first_and_then_the_rest_of_the_order() -> None:
     placement = Placement()
-    placement.update({"a": 1.2, "b": 0.0}, FLEET, now=0.0)
+    make_all(placement.update({"a": 1.2, "b": 0.0}, FLEET, now=0.0))
 
     for adapter in ("a", "b", "unknown"):
         own = placement.homes.get(adapter, ())
@@ -62,18 +63,18 @@ def test_adapters_that_are_new_by_the_thousand_are_placed_in_turn_the_most_wante
 
     placed: list[int] = []
     while not placement.is_settled or not placed:
-        placement.update(rates, fleet, now=0.0)
+        make_all(placement.update(rates, fleet, now=0.0))
         placed.append(len(placement.homes))
 
     assert placed == [50, 100, 120]
     assert placement.homes.keys() == rates.keys()
-    placement.update(rates, fleet[1:], now=1.0)
+    make_all(placement.update(rates, fleet[1:], now=1.0))
     assert placement.is_settled
 
 
 def test_without_endpoints_there_are_no_homes() -> None:
     placement = Placement()
-    placement.update({"a": 1.0}, [], now=0.0)
+    make_all(placement.update({"a": 1.0}, [], now=0.0))
 
     assert placement.homes == {"a": ()}
     assert list(placement.walk("a")) == []
@@ -91,7 +92,7 @@ def test_an_adapter_that_becomes_popular_has_its_homes_in_seconds_and_keeps_them
             for _ in range(10):
                 demand.add("a", 0.02, at_s=now)
         if tick % 10 == 0:
-            placement.update({"a": 0.0, **demand.rates(now)}, FLEET, now=now)
+            make_all(placement.update({"a": 0.0, **demand.rates(now)}, FLEET, now=now))
             num_homes.append(len(placement.homes["a"]))
 
     assert num_homes[9] == 1
