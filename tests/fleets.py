@@ -75,6 +75,11 @@ class Shown:
         self.columns.set(row, astuple(view)[:NUM_FACTS], pending, is_open=is_open)
         self.columns.put(row, view.num_pending, view.prompts_done_s, has_room=view.has_room)
 
+    def move(self, row: int, view: EndpointView) -> None:
+        """Have other adapters be resident at a row than were at the last look."""
+        self._sources[row].view = view
+        self.columns.moved.add(row)
+
 
 def columns_of(views: Sequence[EndpointView]) -> Columns:
     """Return columns that say what some views say."""

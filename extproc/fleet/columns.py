@@ -218,7 +218,7 @@ class Columns:
         found = self._holders.get(adapter, _NONE)
         if len(rows) < len(self.addresses):
             found = found & set(rows)
-        return not found <= self.moved or any(self.is_holder(row, adapter) for row in found)
+        return not found <= self.moved or any(self.is_holder(row, adapter) for row in [*found])
 
     def load_s(self, row: int, adapter: str) -> float:
         """Return how long an adapter's load takes at a row."""

@@ -177,7 +177,9 @@ def test_the_columns_of_a_pool_say_what_its_views_say_whatever_happens(seed: int
         for _ in range(random.Random(seed).choice((1, 2, 5))):
             life.step()
         columns = life.pool.columns(now=life.now)
+        held = {name: columns.is_held(name, range(3)) for name in MODELS}
         assert shown(columns) == said(columns.views)
+        assert held == {name: bool(columns.holders(name)) for name in MODELS}
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -206,3 +208,28 @@ def test_what_is_remembered_of_models_is_bounded() -> None:
 
     assert all(columns.open_rows(name) == range(1) for name in names)
     assert len(columns._listing) == 1
+
+
+def test_an_adapter_that_has_gone_from_several_endpoints_at_once_is_held_by_none() -> None:
+    loaded, empty = endpoint_view(1, gpu_adapters=("a",)), endpoint_view(1)
+    made = Shown([loaded] * 3)
+    for row in range(3):
+        made.move(row, empty)
+
+    assert not made.columns.is_held("a", range(3))
+    assert not made.columns.is_holder(0, "a")
+    assert made.columns.holders("a") == made.columns.few_holders("a") == set()
+
+
+def test_candidates_are_viewed_as_they_were() -> None:
+    views = [endpoint_view(number, num_pending=number) for number in (1, 2, 3)]
+    made = Shown(views)
+    candidates = made.columns.candidates([0, 2])
+    made.set(2, endpoint_view(3, num_pending=9))
+
+    assert candidates[1] == views[2]
+    assert candidates[:1] == (views[0],)
+    assert list(candidates) == [views[0], views[2]]
+    assert candidates[1] is candidates.views[1]
+    assert candidates == (views[0], views[2])
+    assert candidates != 7

@@ -56,6 +56,10 @@ class Search:
         now: float,
     ) -> None:
         adapter, self._slot_s, self._rest_load_s = request.adapter, 0.0, 0.0
+        self.ties: Mapping[int, Price] = {}
+        latest_s = now + ROOM_RATIO * weights.objective_s(request)
+        if not _is_place_left(columns, rows, adapter, latest_s):
+            return
         self.running: Mapping[int, int] = _NONE
         self._order: Iterable[int] = ()
         self._few: Sequence[tuple[int, int]] = ()
@@ -131,7 +135,7 @@ class Search:
             num_bytes = min(map(request.rest_bytes, cached or ("",)))
         least_s = num_bytes * columns.least_s_per_byte
         least_stall_s = PROMPT_STALL_RATIO * least_s + pending_s
-        best_s, ties, has_slot = inf, dict[int, Price](), False
+        best_s, ties = inf, dict[int, Price]()
         first = zip(repeat(None), rows if adapter is None else running)
         for place, row in chain(first, self._few, enumerate(self._order)):
             busy = busy_at[row]
@@ -155,7 +159,7 @@ class Search:
             price_s = first_s + (PROMPT_STALL_RATIO * prompt_s + pending_s) * busy
             load_s = opening_s = wait_s = late_s = 0.0
             if place is None:
-                away_s, has_slot = 0.0, True
+                away_s = 0.0
             else:
                 num_slots = columns.num_slots[row]
                 num_free = num_slots - columns.num_used[row]
@@ -165,9 +169,7 @@ class Search:
                 first_s += load_s
                 load_s *= 1 + LOAD_STALL_RATIO * busy
                 price_s += load_s
-                if num_free > 0 or not num_slots:
-                    has_slot = True
-                else:
+                if num_slots and num_free <= 0:
                     wait_s = weights.full_s
                     price_s += wait_s
             if first_s > LATE_RATIO * objective_s:
@@ -177,7 +179,7 @@ class Search:
                 if price_s < best_s:
                     best_s, ties = price_s, {}
                 ties[row] = ahead_s, prompt_s, busy, load_s, opening_s, wait_s, away_s, late_s
-        return ties if has_slot or (ties and _is_slot_left(columns, rows, latest_s)) else {}
+        return ties
 
 
 def terms_of(price: Price, weights: Weights) -> Mapping[str, float]:
@@ -212,11 +214,19 @@ def wait_for(
     return Wait(min(behind_s, default=inf) - most_ahead_s, reason)
 
 
-def _is_slot_left(columns: Columns, rows: Sequence[int], latest_s: float) -> bool:
-    """Return whether a row that has room has a free slot: those looked at have not."""
-    slots, used = columns.num_slots, columns.num_used
-    return any(
-        columns.has_room[row] and columns.done_s[row] <= latest_s
-        for row in rows
-        if not 0 < slots[row] <= used[row]
+def _is_place_left(
+    columns: Columns, rows: Sequence[int], adapter: str | None, latest_s: float
+) -> bool:
+    """Return whether a row has room, and a slot that is free or the adapter's own."""
+    slots, used, has_room, done_at = (
+        columns.num_slots,
+        columns.num_used,
+        columns.has_room,
+        columns.done_s,
     )
+    running: Mapping[int, int] = _NONE if adapter is None else columns.running(adapter)
+    for row in rows:
+        has_slot = adapter is None or row in running or not 0 < slots[row] <= used[row]
+        if has_slot and has_room[row] and done_at[row] <= latest_s:
+            return True
+    return False
