@@ -233,3 +233,11 @@ def test_candidates_are_viewed_as_they_were() -> None:
     assert candidates[1] is candidates.views[1]
     assert candidates == (views[0], views[2])
     assert candidates != 7
+
+
+def test_an_adapter_that_has_no_requests_is_counted_off_without_effect() -> None:
+    columns = columns_of([endpoint_view(1, pending_by_adapter={"a": 1})])
+    before = shown(columns)
+    columns.count(0, "b", 0)
+
+    assert shown(columns) == before

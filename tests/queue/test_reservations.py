@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from extproc.costs import Costs
 from extproc.phrases import FOR_SLOT
 from extproc.queue import QueueSettings, reservations
-from extproc.queue.reservations import Reservations
+from extproc.queue.reservations import MAX_LEFT, Reservations
 from extproc.queue.tickets import Ticket
 from extproc.tenancy import Claim, SlotUse
 from extproc.types import EndpointView, RequestInfo
@@ -287,6 +287,14 @@ def test_a_slot_that_another_router_s_request_left_is_that_router_s_for_a_moment
     assert not is_kept(made, None)
     assert not is_kept(made, "y", after_s=0.1)
     assert not made._left  # forgotten
+
+
+def test_what_is_remembered_of_slots_that_were_left_is_bounded() -> None:
+    made = kept()
+    for number in range(MAX_LEFT + 3):
+        made.freed_elsewhere(address(number), "a", until_s=NOW + 1.0 + number)
+
+    assert len(made._left) == len(made._left_until) == MAX_LEFT
 
 
 def test_a_slot_that_is_reserved_here_is_had_at_once_whoever_left_it() -> None:
