@@ -120,10 +120,9 @@ class Passes:
             names = (f"other-{kind}-{number}" for number in range(_NAMES_OF_A_POD))
             cards = [*self._cards[:1], *(ModelCard(name, "base") for name in names)]
             self._list(cards, address)
-        self.router.now += 1.0
 
     def _look(self) -> Iterator[object]:
-        now = self.router.now
+        now = self.router.now + self._num_changes
         return self._planner.passes(self._pool.pod_states(now=now), {}, now=now)
 
     def _body(self) -> object:
@@ -163,6 +162,8 @@ class Passes:
         declared = [Declaration(name, f"hf:org/{name}") for name in router.adapters]
         self._planner.declare(declared, now=self.router.now)
         yield Pass("a look at pods that list thousands of others' names", self._look, self._see_all)
+        for address in router.addresses[:2]:
+            self._list(listed, address)
         yield Pass("upkeep once a second", router.parts.look)
 
     def of_held(self) -> Iterator[Pass]:

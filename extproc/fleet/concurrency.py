@@ -16,6 +16,12 @@ Rules:
    average. The latter are known to be there, and a report does not show them.
 3. Nobody waits and more run than that: there is room for one more than run, then for 2, 4, 8 and so
    on. It has not run so many for `FORGET_S`: nothing is known, as at first.
+   Such an engine has room for `START`, or `START_RATIO` times the most that its reports have shown
+   to run. Else many that come at once would all be in it before its first report shows that they
+   wait.
+   Where requests have their places for long (`LONG_S`), what waits behind them waits for long, too,
+   and others get what is freed elsewhere meanwhile. There none are spare, unless nobody has waited
+   for `FORGET_S` and as long as a place is had.
 4. An engine counts sequences: a request for several is as many. Of those some end before others,
    so an end without our knowledge is one of a whole request.
 5. The requests there are those that routers know of, and no more than the last report has and picks
@@ -37,6 +43,17 @@ NUM_WAITING = 2
 SPARE = 1
 """Requests that may wait in an engine, beyond those that end until we hear of it."""
 FORGET_S = 10.0
+START, START_RATIO = 16, 2.0
+"""Requests that an engine gets of which nothing is known. Of many at once 256 run after 4 reports
+that show more and more of them, once in the life of a process. Where 8 is all that it runs, 8 wait.
+With 8 and 1.5 a fleet that starts under load misses 1 to 2 % more objectives.
+"""
+LOST_S = 10.0
+"""So long after its last report one of which nothing is known gets no more than with reports. They
+are late where many requests keep a router busy, which is when many would be sent."""
+LONG_S, LONG_KEPT = 1.0, 31 / 32
+"""A place that is freed with so long before the next one is; what is kept of the mean, with each
+end."""
 LATE_KEPT = 7 / 8
 """Of the mean number of ends that were not heard of, with each report."""
 NUM_STEPS = 2
@@ -53,15 +70,17 @@ class Room:
 
     __slots__ = (
         *("_asked_s", "_before_s", "_mean_late", "_moved_s", "_num_deferred"),
-        *("_num_seen", "_num_young", "_report", "_step", "_full_s", "_waiting"),
+        *("_full_s", "_most_run", "_num_seen", "_num_young", "_report", "_step", "_took_s"),
+        *("_took_s2", "_waited_s", "_waiting"),
         "limit",
     )
 
     def __init__(self) -> None:
         self.limit: int | None = None
         self._waiting: deque[int] = deque(maxlen=NUM_WAITING)  # that ran while others waited
-        self._full_s = _NEVER_S
-        self._step = 1
+        self._full_s = self._waited_s = _NEVER_S
+        self._took_s = self._took_s2 = 0.0  # means: of the time to the end, and of its square
+        self._step, self._most_run = 1, 0
         self._mean_late = 0.0  # ends that were not heard of when a report came
         self._asked_s = _NEVER_S  # for the last report
         self._report = LoadReport()
@@ -79,6 +98,17 @@ class Room:
         """Count the end of such a pick."""
         if picked_at_s > self._before_s:
             self._num_young -= num
+
+    def took(self, took_s: float) -> None:
+        """Record how long a request had its place that has ended."""
+        self._took_s = took_s + LONG_KEPT * (self._took_s - took_s)
+        self._took_s2 = took_s**2 + LONG_KEPT * (self._took_s2 - took_s**2)
+
+    @property
+    def held_s(self) -> float:
+        """For how long a place is had, in the mean over time: between a few long responses many
+        short ones may end."""
+        return self._took_s2 / self._took_s if self._took_s > 0 else 0.0
 
     def reported(
         self,
@@ -107,13 +137,14 @@ class Room:
             elif num_waiting <= 0 and self.limit is not None:
                 self._grow(report.num_running, taken_at_s)
         self._asked_s = asked_at_s
+        self._most_run = max(self._most_run, report.num_running)
         self._num_seen = report.num_running + report.num_waiting
         self._num_young = num_since(self._before_s)
         num_late = max(0, num_requests - self._num_seen - self._num_young)
         self._mean_late = LATE_KEPT * self._mean_late + (1 - LATE_KEPT) * num_late
 
     def places(
-        self, num_known: int, max_in_flight: int | None, *, is_known: bool
+        self, num_known: int, max_in_flight: int | None, *, is_known: bool, now: float = inf
     ) -> tuple[float, int]:
         """Return for how many sequences it has room, infinite for not known, and how many are
         there.
@@ -122,22 +153,38 @@ class Room:
             num_known: Unfinished sequences there, as far as routers know.
             max_in_flight: The limit that is configured, instead of a learned one; None for none.
             is_known: The last report is trusted.
+            now: To know for how long there was none.
         """
         if is_known:
             num_known = min(num_known, self._num_seen + self._num_young) - self._num_deferred
         if max_in_flight is not None:
             return max_in_flight, num_known
         if self.limit is None:
-            return inf, num_known
-        return self.limit + SPARE + min(self.limit, round(self._mean_late)), num_known
+            most = max(START, int(START_RATIO * self._most_run))
+            return most if is_known or now < self.lost_s else inf, num_known
+        return self.limit + self.num_spare, num_known
+
+    @property
+    def lost_s(self) -> float:
+        """When its reports are taken for lost."""
+        return self._asked_s + LOST_S
+
+    @property
+    def num_spare(self) -> int:
+        """Of the places that are learned, those in which a request may have to wait."""
+        limit = self.limit or 0
+        held_s = self.held_s
+        is_tried = held_s < LONG_S or self._asked_s >= self._waited_s + max(FORGET_S, held_s)
+        return SPARE * is_tried + min(limit, round(self._mean_late))
 
     def _limit_to(self, num_running: int, now: float) -> None:
         self._waiting.append(num_running)
-        self.limit, self._full_s, self._step = max(self._waiting), now, 1
+        self.limit, self._step = max(self._waiting), 1
+        self._full_s = self._waited_s = now
 
     def _grow(self, num_running: int, now: float) -> None:
         assert self.limit is not None
-        if num_running >= self.limit:
+        if num_running >= max(1, self.limit - SPARE):  # a place may be left to others (`tenants`)
             self._full_s = now
         if now - self._full_s >= FORGET_S:
             self.limit = None

@@ -18,6 +18,7 @@ from extproc.fleet.outliers import Outliers
 from extproc.fleet.peerpicks import PeerPicks
 from extproc.fleet.prefixes import PrefixIndex, with_cached
 from extproc.fleet.speeds import told_by
+from extproc.fleet.tenants import Tenants
 from extproc.fleet.tracked import InFlight, Tracked
 from extproc.types import Pick
 
@@ -60,6 +61,7 @@ class Flights:
 
     Attributes:
         num_routers: That use these endpoints, this one included.
+        tenants: Whose they are.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Flights:
         self._by_request_id: dict[str, str] = {}
         self._refused: dict[str, tuple[str, ...]] = {}
         self.num_routers = 1
+        self.tenants = Tenants()
         self._queue, self._observer = queue, observer
 
     def __len__(self) -> int:
@@ -116,6 +119,7 @@ class Flights:
         # Many may last long: each would keep a state of all endpoints in memory.
         kept = replace(pick, candidates=(), price=None)
         self._count(kept, now, tracked, adapter, now=now, place=place, probe=probe)
+        self.tenants.begin(request.claim, request.num_sequences, now=now)
         if request.request_id:
             self._by_request_id[request.request_id] = pick.id
 
@@ -180,6 +184,7 @@ class Flights:
         request, at_s = pick.request, now if reported_at_s is None else reported_at_s
         if self._by_request_id.get(request.request_id) == pick_id:
             del self._by_request_id[request.request_id]
+        self.tenants.end(request.claim, request.num_sequences, now=now)
         refused = self._refused.pop(pick_id, ())
         for each in filter(None, map(self._find, refused)):
             each.fullness.settle(pick_id, was_taken=verdict is _SERVED)

@@ -18,10 +18,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 
 from msgspec.structs import replace
 
 from extproc.fleet.columns import Columns
+from extproc.fleet.concurrency import LONG_S
 from extproc.fleet.cpucaches import CpuCaches
 from extproc.fleet.disbelief import Disbelief
 from extproc.fleet.ejections import OutlierSettings
@@ -305,12 +307,22 @@ class Pool:
 
     # --- state ------------------------------------------------------------------------------
 
-    def places(self, view: EndpointView) -> tuple[float, int]:
+    def places(self, view: EndpointView, *, now: float) -> tuple[float, int]:
         """Return for how many sequences an endpoint of a snapshot has room, and how many are there:
         see `Room`."""
         tracked = self._tracked[view.address]
         num_there, most = view.num_pending + view._num_foreign, tracked.traits.max_in_flight
-        return tracked.room.places(num_there, most, is_known=view.is_known)
+        return tracked.room.places(num_there, most, is_known=view.is_known, now=now)
+
+    def num_free(self, view: EndpointView, *, now: float) -> float:
+        """Return how many more sequences would run at once on an endpoint of a snapshot; infinite
+        for not known, and where places are soon free again."""
+        tracked = self._tracked[view.address]
+        room, max_in_flight = tracked.room, tracked.traits.max_in_flight
+        most, num_there = self.places(view, now=now)
+        if room.held_s < LONG_S or (room.limit is None and max_in_flight is None):
+            return inf
+        return max(0.0, most - num_there - (room.num_spare if max_in_flight is None else 0))
 
     def oldest_in_flight_s(self, *, now: float) -> dict[str, float]:
         """Return the age in seconds of each endpoint's oldest unfinished pick, 0 without any."""

@@ -101,7 +101,7 @@ class Tracked:
         pages: When reports of late showed fewer requests than ours, and how many.
         row: Its place among the pool's endpoints.
         columns: In which it keeps its row true; None where it is stale, or in some trouble.
-        expires_s: After that, its row is not true.
+        made_s: When its row was made; after `expires_s`, it is not true.
         facts: What is known of it that no request changes, until `facts_until_s`; None where it is
             no longer true.
         is_known: As a view has it; `trouble` likewise.
@@ -141,7 +141,7 @@ class Tracked:
         *("others", "pages", "prompts", "registered", "report", "reported_at_s", "residency"),
         *("response_s", "restarted_at_s", "returned_at_s", "room", "served_s", "slots"),
         *("traits", "version"),
-        *("_stale", "expires_s", "facts", "facts_until_s", "row", "trouble"),
+        *("_stale", "expires_s", "facts", "facts_until_s", "made_s", "row", "trouble"),
     )
 
     def __init__(
@@ -189,7 +189,7 @@ class Tracked:
         self.num_silences = 0
         self.restarted_at_s = self.returned_at_s = -inf
         self.residency = Residency(max_loras=traits.max_loras, max_cpu_loras=traits.max_cpu_loras)
-        self.expires_s = 0.0
+        self.expires_s = self.made_s = 0.0
 
     def touch(self) -> None:
         """Take the row for untrue in what changes with requests."""
@@ -206,8 +206,7 @@ class Tracked:
         if self.is_known and others.num_foreign:
             num_pending += others.num_steady
         columns.num_pending[row], columns.done_s[row] = num_pending, self.prompts.done_s
-        if self.room.limit is not None or self.traits.max_in_flight is not None:
-            columns.has_room[row] = self._has_room()
+        columns.has_room[row] = self._has_room()
         columns.outdated.add(row)
 
     def load(self) -> Load:
@@ -238,7 +237,10 @@ class Tracked:
 
     def _has_room(self) -> bool:
         most, num_taken = self.room.places(
-            self._num_there(), self.traits.max_in_flight, is_known=self.is_known
+            self._num_there(),
+            self.traits.max_in_flight,
+            is_known=self.is_known,
+            now=self.made_s,  # with time, its row is made anew
         )
         return num_taken < most
 
@@ -453,6 +455,8 @@ class Tracked:
         self.num_sequences -= num
         self.prompts.end(flight.pick.id, has_run=has_run)
         self.room.end(flight.started_at_s, num)
+        if has_run:
+            self.room.took(now - flight.started_at_s)
         self._discount(flight.adapter, now=now, has_run=has_run)
 
     def had_first_token(self, flight: InFlight, at_s: float) -> None:
@@ -495,6 +499,8 @@ class Tracked:
         self.others.end(flight)
         self.prompts.end(flight.id, has_run=has_run)
         self.room.end(flight.picked_at_s, flight.num_sequences)
+        if has_run:
+            self.room.took(now - flight.picked_at_s)
         self._discount(flight.adapter, now=now, has_run=has_run)
 
     def queue(

@@ -21,8 +21,10 @@ _SPARE = 64  # entries of the heap that nobody needs, beside one for each tenant
 class TokenCounters:
     """A counter of the service that each tenant has got, in weighted tokens over its weight.
 
-    A tenant is active while requests of it are held. One that becomes active is lifted to the
-    minimum of those that are (to the last that was, if none is): being idle earns no credit.
+    A tenant is active while requests of it are held. One that becomes active is lifted to what each
+    active one would have got by now in equal shares: being idle earns no credit. That is at least
+    the minimum of those that are active, or the last that was, if none is. The minimum alone stands
+    still while ever new tenants start from it. All of them would go before one that got two.
 
     The bound (the paper's, for backlogged clients) holds over any time in which two tenants are
     both active. Their service differs by at most 2 max(w_p L, w_q M) weighted tokens. L is the
@@ -41,6 +43,7 @@ class TokenCounters:
     def __init__(self) -> None:
         self._counters: dict[str, float] = {}
         self._num_held: dict[str, int] = {}  # of active tenants alone
+        self._level = 0.0  # of equal shares
         self._last = ""  # tenant that was active, of those that are not
         self._heap: list[tuple[float, str]] = []  # of the active, with entries that are out of date
 
@@ -49,8 +52,8 @@ class TokenCounters:
         if tenant in self._num_held:
             self._num_held[tenant] += 1
             return
-        minimum = self._minimum()
-        self._counters[tenant] = max(self._counters.get(tenant, minimum), minimum)
+        self._level = max(self._level, self._minimum())
+        self._counters[tenant] = max(self._counters.get(tenant, 0.0), self._level)
         self._num_held[tenant] = 1
         self._push(tenant)
 
@@ -66,6 +69,7 @@ class TokenCounters:
         """Count weighted tokens (`cost`) over the weight; less than 0 where too many were."""
         self._counters[tenant] = self.counter(tenant) + tokens
         if tenant in self._num_held:
+            self._level += tokens / len(self._num_held)
             self._push(tenant)
         else:
             self._forget()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from extproc.address import is_in_subset
 from extproc.fleet.pool import Pool
 from extproc.fleet.prefixes import renamed
+from extproc.fleet.tenants import MANY
 from extproc.phrases import FOR_POD, FOR_ROOM, FOR_TURN
 from extproc.queue import HoldQueue, Reach, Ticket, Waiting
 from extproc.rejections import asleep, no_endpoints
@@ -34,9 +35,6 @@ OBJECTIVE_RATIO = 0.8
 time leaves out the step that runs already, and the sharing of the engine.
 """
 
-SHARED_S = 10.0
-"""So long after a request of another tenant, pods are left to others than who overfills them."""
-
 _FOR_WANT_OF_ROOM = Reason.SATURATED, Reason.LATE
 _FOR_WANT_OF_PODS = Reason.NO_ENDPOINTS, Reason.ADAPTER_UNAVAILABLE
 
@@ -58,8 +56,6 @@ class Router:
     max_hold_s: float = 60.0
     routes: ModelRoutes = field(default_factory=ModelRoutes)
     models: Models = field(init=False, repr=False)
-    _tenant: str = field(default="", init=False, repr=False)  # of the last pick
-    _changed_s: float = field(default=-inf, init=False, repr=False)  # when it was another one
 
     def __post_init__(self) -> None:
         self.models = Models(self.pool, self.catalog, self.routes)
@@ -281,7 +277,9 @@ class Router:
         """Choose among the endpoints; those whose slots are kept for other requests are full for
         it.
         """
-        if request.num_sequences > 1 and self._overfills(request, self.pool.snapshot(now=now)):
+        if self._takes_others(request, now) or (
+            request.num_sequences > 1 and self._overfills(request, self.pool.snapshot(now=now))
+        ):
             return Wait(now + FULL_WAIT_S, FOR_ROOM)
         columns = self.pool.columns(now=now)
         kept = self.queue.reservations.kept_from(request, columns, now=now)
@@ -310,13 +308,31 @@ class Router:
     def _start(self, pick: Pick, request: RequestInfo, now: float) -> None:
         """Count a pick, and whose it is."""
         self.pool.flights.start(pick, now=now)
-        tenant = request.claim.tenant
-        if tenant != self._tenant:
-            self._tenant, self._changed_s = tenant, now
         if self.catalog.num_declared:
             columns = self.pool.columns(now=now)
             s_per_byte = columns.s_per_byte[columns.rows[pick.address]]
             self.catalog.picked(pick, request.model, s_per_byte)
+
+    def _takes_others(self, request: RequestInfo, now: float) -> bool:
+        """Return whether a request would take a place that is left to other tenants."""
+        claim, num_free, num_there = request.claim, 0.0, 0
+        num_left = self.pool.flights.tenants.num_left(claim, now) if claim._waits else 0
+        if not num_left:
+            return False
+        for view in self._takers(request, self.pool.snapshot(now=now)):
+            num_there += view.num_pending
+            num_free += self.pool.num_free(view, now=now)
+            if num_free > num_left:
+                return False
+        return num_there >= MANY  # where fewer run, each place is too much to lose
+
+    def _takers(self, request: RequestInfo, snapshot: Snapshot) -> Iterator[EndpointView]:
+        """Yield the endpoints that can take a request, whether they have room or not."""
+        subset = request.subset
+        for view in snapshot.endpoints:
+            is_up = view.is_ready and not view._has_flaw and view.has_registered(request.model)
+            if is_up and (subset is None or is_in_subset(view.address, subset)):
+                yield view
 
     def _overfills(self, request: RequestInfo, snapshot: Snapshot) -> bool:
         """Return whether a request of more sequences than any pod has room for has to wait, as half
@@ -324,11 +340,10 @@ class Router:
 
         The engine runs such a request's sequences in order of arrival, before all that come later.
         """
-        is_own = request.claim.tenant == self._tenant
-        if is_own and snapshot.now - self._changed_s > SHARED_S:
+        if self.pool.flights.tenants.is_alone(request.claim, snapshot.now):
             return False
-        views = [view for view in snapshot.endpoints if view.is_ready and not view._has_flaw]
-        places = [self.pool.places(v) for v in views if v.has_registered(request.model)]
+        takers = self._takers(request, snapshot)
+        places = [self.pool.places(view, now=snapshot.now) for view in takers]
         # One in which nobody has waited yet has no more room than others.
         known = max([most for most, _ in places if most < inf], default=inf)
         free = [min(most, known) - num for most, num in places]

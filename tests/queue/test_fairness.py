@@ -221,7 +221,22 @@ def test_being_idle_earns_no_credit() -> None:
 
     counters.hold("c")
 
-    assert counters.counter("c") == 70
+    assert counters.counter("c") == (100 + 70) / 2
+
+
+def test_one_that_got_more_is_not_passed_by_ever_new_tenants() -> None:
+    """Two are served while a new one comes, so it has its turn when each active one would have."""
+    counters = active(modest=100, **dict.fromkeys(("new 0", "new 1", "new 2"), 0.0))
+    waiting, num_before = ["modest", "new 0", "new 1", "new 2"], 0
+
+    while (tenant := min(waiting, key=counters.counter)) != "modest":
+        counters.add(tenant, 100)
+        counters.release(tenant)
+        waiting.remove(tenant)
+        waiting.append(f"new {3 + num_before}")
+        counters.hold(waiting[-1])
+        num_before += 1
+        assert num_before <= 2 * len(waiting)
 
 
 def test_being_idle_pays_no_debt() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from extproc.fleet.pool import PoolSettings
+from extproc.fleet.tenants import LATELY_S
 from extproc.queue import Ticket
-from extproc.routing.router import SHARED_S, Router
+from extproc.routing.router import Router
 from extproc.types import Hints, Pick, Rejection
 from tests.builders import address, report, request
 from tests.routing.scene import routed, router
@@ -75,7 +76,7 @@ def test_it_takes_all_pods_where_nobody_else_has_asked_lately() -> None:
     routed(ask(made, "modest"))
     routed(ask(made, "greedy", now=1.0))
 
-    assert num_of(made, "greedy", 30, now=1.0 + SHARED_S + 0.1) == 4
+    assert num_of(made, "greedy", 30, now=1.0 + LATELY_S + 0.1) == 4
 
 
 def test_who_waits_for_that_goes_on_once_a_pod_has_room_again() -> None:

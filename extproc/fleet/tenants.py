@@ -1,0 +1,96 @@
+"""Which tenants' requests run on endpoints, and how many places they leave to others.
+
+A response that takes long has its place for as long, and a tenant with many of them has all places
+for that time. Others, with a request now and then, would wait for the next end each time. So who
+runs many, and more than its share, leaves as many places to others as they had in the mean of late,
+and one. Where responses are short, the next end comes soon, and empty places would be lost.
+
+Priority and flow (`Claim._flow`) say who it is. Only requests of this router count.
+"""
+
+from __future__ import annotations
+
+from math import exp
+
+from msgspec import Struct
+
+from extproc.tenancy import Claim
+
+LATELY_S = 10.0
+"""So long after a request of it began or ended, places are left to a tenant; and the time constant
+of how many it has."""
+MANY = 8
+"""Sequences of a tenant that leaves places to others."""
+
+_Who = tuple[int, str]
+
+
+class _Load(Struct):
+    """The sequences that run of one tenant, or of all: now, and in the mean of late."""
+
+    at_s: float  # for which the mean is
+    num: int = 0
+    mean: float = 0.0
+    seen_s: float = 0.0  # a request began or ended
+
+    def add(self, num: int, now: float) -> None:
+        self.mean, self.at_s = self.mean_at(now), now
+        self.num += num
+
+    def mean_at(self, now: float) -> float:
+        return self.num + (self.mean - self.num) * exp((self.at_s - now) / LATELY_S)
+
+
+class Tenants:
+    """The sequences that run of each tenant, of those that run any or were seen lately."""
+
+    def __init__(self) -> None:
+        self._all = _Load(0.0)
+        self._loads: dict[_Who, _Load] = {}  # in order of `at_s`
+
+    def begin(self, claim: Claim, num: int, *, now: float) -> None:
+        """Count a request of so many sequences."""
+        self._add(claim, num, now)
+
+    def end(self, claim: Claim, num: int, *, now: float) -> None:
+        """Count its end."""
+        self._add(claim, -num, now)
+
+    def is_alone(self, claim: Claim, now: float) -> bool:
+        """Return whether no request of anybody else has begun or ended lately."""
+        who, from_s = (claim.priority, claim._flow), now - LATELY_S
+        return not any(x.seen_s >= from_s for each, x in self._loads.items() if each != who)
+
+    def num_left(self, claim: Claim, now: float) -> int:
+        """Return how many places a request leaves to others, at least: none unless many run of its
+        tenant, and more than its share, and there are others of its priority or a higher one."""
+        self._forget(now)
+        who, loads, everything = (claim.priority, claim._flow), self._loads, self._all
+        own = loads.get(who)
+        if own is None or own.num < MANY or own.num * len(loads) <= everything.num:
+            return 0
+        if not any(each[0] >= claim.priority for each in loads if each != who):
+            return 0
+        mean = everything.mean_at(now) - own.mean_at(now)
+        return max(0, 1 + round(mean - (everything.num - own.num)))
+
+    def _add(self, claim: Claim, num: int, now: float) -> None:
+        self._all.add(num, now)
+        who = claim.priority, claim._flow
+        load = self._loads.pop(who, None) or _Load(now)
+        load.add(num, now)
+        load.seen_s = now
+        self._loads[who] = load
+        self._forget(now)
+
+    def _forget(self, now: float) -> None:
+        """Forget the first ones that were not seen lately, and have nothing; who has goes on."""
+        loads = self._loads
+        while loads:
+            who, load = next(iter(loads.items()))
+            if load.at_s >= now - LATELY_S:
+                return
+            del loads[who]
+            if load.num:
+                load.add(0, now)
+                loads[who] = load
