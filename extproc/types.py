@@ -218,13 +218,13 @@ class EndpointView(Struct, frozen=True, gc=False):
     # What changes with each request.
     gpu_adapters: tuple[str, ...] = ()
     cpu_adapters: tuple[str, ...] = ()
+    _num_adapter_loads: int = 0
     pending_by_adapter: Mapping[str, int] = _NOTHING
     num_pending: int = 0
     num_in_flight: int = 0
     _num_told: int = 0  # the part of `num_pending` that other routers tell us of
     _num_unseen: int = 0
     _num_foreign: int = 0
-    _num_adapter_loads: int = 0
     prompts_done_s: float = -inf
     is_ejected: bool = False
     _is_gone: bool = False
@@ -426,7 +426,7 @@ class Pick(Struct, frozen=True, gc=False):
     endpoints: tuple[str, ...]
     policy: str
     reason: str
-    candidates: tuple[EndpointView, ...] = ()
+    candidates: Sequence[EndpointView] = ()
     picked_at_s: float = 0.0
     alternates: tuple[str, ...] = ()
     terms: Terms | None = None

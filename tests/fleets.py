@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from math import inf
 
+from msgspec.structs import astuple
+
 from extproc.costs import Costs
+from extproc.fleet.columns import NUM_FACTS, Columns, Load, Resident
 from extproc.types import EndpointView
 from tests.builders import BASE, endpoint_view
 from tests.strategies import ADAPTERS
@@ -36,3 +40,47 @@ def view(rng: random.Random, number: int, every: frozenset[str], is_flawed: bool
         prompts_done_s=rng.choice((-inf, -inf, 99.0, 100.01, 100.1, 100.2, 101.0)),
         costs=rng.choice((Costs(), Costs(), Costs(2e-5, 0.3, 0.02), Costs(3e-6, 0.01, 0.002))),
     )
+
+
+class _Source:
+    """An endpoint of which all is known by a view."""
+
+    def __init__(self, view: EndpointView) -> None:
+        self.view = view
+
+    def arrange(self) -> Resident:
+        """Return what is resident there."""
+        view = self.view
+        return view.gpu_adapters, view.cpu_adapters, view._num_adapter_loads
+
+    def load(self) -> Load:
+        """Return what comes after the adapters' pending requests."""
+        return astuple(self.view)[NUM_FACTS + 4 :]
+
+
+class Shown:
+    """Columns that say what some views say."""
+
+    def __init__(self, views: Sequence[EndpointView]) -> None:
+        self._sources = [_Source(view) for view in views]
+        self.columns = Columns([view.address for view in views], self._sources)
+        for row, view in enumerate(views):
+            self.set(row, view)
+
+    def set(self, row: int, view: EndpointView) -> None:
+        """Replace a view."""
+        self._sources[row].view = view
+        is_open = view.is_ready and not (view.is_full or view._has_flaw)
+        pending = view.pending_by_adapter
+        self.columns.set(row, astuple(view)[:NUM_FACTS], pending, is_open=is_open)
+        self.columns.put(row, view.num_pending, view.prompts_done_s, has_room=view.has_room)
+
+    def move(self, row: int, view: EndpointView) -> None:
+        """Have other adapters be resident at a row than were at the last look."""
+        self._sources[row].view = view
+        self.columns.moved.add(row)
+
+
+def columns_of(views: Sequence[EndpointView]) -> Columns:
+    """Return columns that say what some views say."""
+    return Shown(views).columns

@@ -265,6 +265,11 @@ class Fullness:
         self._open: dict[str, tuple[int, float]] = {}
         self._half = self._shown = self._shown_before = 0
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has refused nothing of late."""
+        return self.limit is None and not self._open
+
     def reported(self, num_unfinished: int, *, now: float) -> None:
         """Record how many unfinished requests its report shows."""
         half = int(now // (SHOWN_S / 2))

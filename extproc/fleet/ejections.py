@@ -15,7 +15,7 @@ Rules:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from math import inf
 
@@ -135,12 +135,15 @@ class Standing:
 class Ejections:
     """The ejections of a pool.
 
+    Args:
+        on_change: Called with the address of each endpoint that is ejected, or is no longer.
+
     Attributes:
         num: Since the start, by cause.
     """
 
-    def __init__(self, settings: OutlierSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: OutlierSettings, on_change: Callable[[str], None]) -> None:
+        self._settings, self._on_change = settings, on_change
         self._standings: Mapping[str, Standing] = {}
         self.num = dict.fromkeys(Cause, 0)
         self._changes: deque[Ejection | Readmission] = deque(maxlen=MAX_CHANGES)
@@ -154,7 +157,7 @@ class Ejections:
         ejected.sort(key=lambda item: item[1].until_s)
         for address, standing in ejected[: max(0, len(ejected) - self._limit())]:
             standing.readmit(standing.since_s)
-            self._changes.append(Readmission(address, is_recovered=False))
+            self._changed(Readmission(address, is_recovered=False))
 
     def take_changes(self) -> list[Ejection | Readmission]:
         """Return what has changed since the last call, at most the last `MAX_CHANGES`."""
@@ -172,18 +175,22 @@ class Ejections:
         for_s = UNREACHABLE_S if is_brief else self._next_s(standing, now)
         standing.eject(cause, now, for_s)
         self.num[cause] += 1
-        self._changes.append(Ejection(address, cause, for_s))
+        self._changed(Ejection(address, cause, for_s))
 
     def readmit(self, address: str, now: float, *, is_wrong: bool = False) -> None:
         """End an ejection; one that was wrong does not count."""
         self._standings[address].readmit(now, is_wrong=is_wrong)
-        self._changes.append(Readmission(address))
+        self._changed(Readmission(address))
 
     def has_room(self, now: float) -> bool:
         """Return whether one more may be suspect."""
         standings = self._standings.values()
         num_out = sum(each.cause is not None or now <= each.suspect_s for each in standings)
         return num_out < self._limit()
+
+    def _changed(self, change: Ejection | Readmission) -> None:
+        self._changes.append(change)
+        self._on_change(change.address)
 
     def _next_s(self, standing: Standing, now: float) -> float:
         base_s = self._settings.base_ejection_s

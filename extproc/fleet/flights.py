@@ -327,6 +327,7 @@ class Flights:
                 sent_at_s=sent_at_s,
                 outlived_s=outlived_s,
             )
+            tracked.touch()
             return
         self._outliers.end(
             address,
@@ -339,11 +340,11 @@ class Flights:
             sent_at_s=sent_at_s,
             outlived_s=outlived_s,
         )
-        if tracked.view is not None:
-            tracked.touch()
         if verdict is _SERVED and not tracked.answers:
             tracked.answers = True
             tracked.renew()
+        else:
+            tracked.settle()
 
 
 def _lost(

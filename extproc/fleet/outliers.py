@@ -35,7 +35,7 @@ Rules:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Hashable, Iterable
+from collections.abc import Callable, Container, Hashable, Iterable
 from math import inf
 from typing import NamedTuple
 
@@ -116,16 +116,23 @@ class _Record(Standing):
 class Outliers:
     """Judges endpoints by how requests to them end.
 
+    Args:
+        on_change: As `Ejections` has it.
+
     Attributes:
         ejections: Of those that fail.
     """
 
-    def __init__(self, settings: OutlierSettings | None = None) -> None:
+    def __init__(
+        self,
+        settings: OutlierSettings | None = None,
+        on_change: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._settings = settings or OutlierSettings()
         self._records: dict[str, _Record] = {}
         self._comparison = Comparison()
         self._rows: set[str] = set()  # who has failed often in a row, and some who did
-        self.ejections = Ejections(self._settings)
+        self.ejections = Ejections(self._settings, on_change)
 
     def configure(self, settings: OutlierSettings) -> None:
         """Apply new thresholds. Ejections that they leave no room for end."""
@@ -291,6 +298,13 @@ class Outliers:
         is_suspect, until_s = now <= record.suspect_s, record.until_s
         ends_s = record.suspect_s if is_suspect else until_s
         return record.is_out(now), record.broke_s > record.asked_s, is_suspect, ends_s
+
+    def is_well(self, address: str) -> bool:
+        """Return whether an endpoint is neither ejected nor on trial, has not been suspect of late,
+        and has broken off nothing since it answered a call of ours."""
+        record = self._records[address]
+        is_suspect = record.suspect_s > -inf
+        return record.cause is None and not is_suspect and record.broke_s <= record.asked_s
 
     # --- inside -----------------------------------------------------------------------------
 

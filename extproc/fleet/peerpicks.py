@@ -124,8 +124,7 @@ class PeerPicks:
         """Listen to a router from now on; its earlier messages are void."""
         for tracked, void in self._end_all(self._flights_of(router_id), now=now).items():
             # Picks that it sends again are taken from foreign requests (`Tracked.begin_told`).
-            others = tracked.others
-            others.leave_to_reports([each for each in void if others.is_reported(each)])
+            tracked.leave_to_reports([e for e in void if tracked.others.is_reported(e)])
         self._routers.pop(router_id, None)
         if len(self._routers) < self._bounds.max_routers:
             self._routers[router_id] = _Teller()
@@ -134,7 +133,7 @@ class PeerPicks:
         """End all picks of a router that is gone, and listen to it no longer."""
         flights = self._flights_of(router_id)
         for tracked, gone in self._end_all(flights, now=now).items():
-            tracked.others.leave_to_reports(gone)
+            tracked.leave_to_reports(gone)
         self._routers.pop(router_id, None)
 
     def start(self, pick: PeerPick, *, now: float) -> None:
@@ -147,7 +146,7 @@ class PeerPicks:
             if flight.tracked.endpoint.address == pick.address:
                 return
             self._uncount(flight, now=now, has_run=False)
-            flight.tracked.prompts.bound(now)
+            flight.tracked.bound(now)
         self.num_received += 1
         tracked = self._find(pick.address)
         if tracked is None:
@@ -183,7 +182,7 @@ class PeerPicks:
             is_served_here = address in ("", flight.tracked.endpoint.address)
             self._end(flight, now=now, has_run=has_run and is_served_here)
             reported_at_s = now if reported_at_s is None else reported_at_s
-            flight.tracked.prompts.bound(reported_at_s)
+            flight.tracked.bound(reported_at_s)
             counted_at = flight.tracked.endpoint.address
             self._queue.freed_elsewhere(counted_at, flight.adapter, now=reported_at_s)
             served = None if is_served_here else self._find(address)
@@ -253,7 +252,7 @@ class PeerPicks:
             self._end(flight, now=now, has_run=has_run)
             ended.setdefault(flight.tracked, []).append(flight)
         for tracked in ended:
-            tracked.prompts.bound(now)
+            tracked.bound(now)
         return ended
 
     def _end(self, flight: PeerFlight[Tracked], *, now: float = 0.0, has_run: bool = True) -> None:

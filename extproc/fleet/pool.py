@@ -79,9 +79,9 @@ class Pool:
         self.caches = CpuCaches(self._settings)
         self.speeds = Speeds()
         self.prefix_index = PrefixIndex()
-        self.outliers = Outliers(outliers)
-        self._views = Views(self._settings, self.outliers)
         self._tracked: dict[str, Tracked] = {}
+        self.outliers = Outliers(outliers, self._touch)
+        self._views = Views(self._settings, self.outliers)
         self._models = ModelIndex()
         self._declared: Mapping[str, ModelCard] = {}
         self.told = PeerPicks(self._find, queue=queue, catalog=catalog)
@@ -204,7 +204,7 @@ class Pool:
         is_new = returns or before.keys() - models
         if is_new and not tracked.says_start(now, self._settings):
             # Then these are the only signs of a restart.
-            tracked.others.leave_to_reports(self.told.drop(tracked))
+            tracked.leave_to_reports(self.told.drop(tracked))
             tracked.prompts.bound(now)
             tracked.forget_memory()
         tracked.residency.record_registered(adapters, now=now)
@@ -415,13 +415,14 @@ class Pool:
 
     def snapshot(self, *, now: float) -> Snapshot:
         """Return the pool at `now`, sorted by address. Only endpoints that changed cost time."""
-        return self.snapshot_of(self.columns(now=now), now=now)
-
-    def snapshot_of(self, columns: Columns, *, now: float) -> Snapshot:
-        """Return the same of columns that `columns` has returned for that moment."""
-        return Snapshot(tuple(columns.views), now, self.flights.num_routers)
+        return Snapshot(tuple(self.columns(now=now).views), now, self.flights.num_routers)
 
     # --- inside -----------------------------------------------------------------------------
+
+    def _touch(self, address: str) -> None:
+        tracked = self._tracked.get(address)
+        if tracked is not None:
+            tracked.touch()
 
     def _find(self, address: str) -> Tracked | None:
         return self._tracked.get(address)

@@ -143,8 +143,8 @@ class Residency:
 
     # --- our requests -----------------------------------------------------------------------
 
-    def start(self, adapter: str) -> None:
-        """Record that we sent a request for `adapter`. O(1)."""
+    def start(self, adapter: str) -> bool:
+        """Record that we sent a request for `adapter`; return whether it has no other. O(1)."""
         num_before = self._in_flight.get(adapter, 0)
         self._in_flight[adapter] = num_before + 1
         self._used_since_report.add(adapter)
@@ -155,17 +155,19 @@ class Residency:
             elif len(running) < (self.num_slots or 1):  # else it waits for a slot
                 running.append(adapter)
                 self._place(adapter, len(running) - 1)
+        return not num_before
 
-    def finish(self, adapter: str, *, now: float, has_run: bool = True) -> None:
+    def finish(self, adapter: str, *, now: float, has_run: bool = True) -> bool:
         """Record that a request for `adapter` ended at `now`. O(1).
 
-        Does nothing for a request that was forgotten. `now` is when it ended, which may lie in the
+        Return False if another adapter, without requests, may be resident for that. Does nothing
+        for a request that was forgotten. `now` is when it ended, which may lie in the
         past, not when the end was reported. `has_run` is False if the engine surely did nothing for
         it: refused, no connection, 404.
         """
         num_before = self._in_flight.get(adapter, 0)
         if not num_before:
-            return
+            return True
         if num_before > 1:
             self._in_flight[adapter] = num_before - 1
         else:
@@ -184,6 +186,7 @@ class Residency:
                 self._place(adapter, len(self._arranged_running))
             else:
                 self._arranged = None
+        return num_before > 1 or (has_run and self._latest == (now, 0.0))
 
     # --- conclusions ------------------------------------------------------------------------
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
-from typing import Any
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from extproc.costs import Costs, Probe
+from extproc.fleet.columns import Columns, Facts, Load, Resident
 from extproc.fleet.concurrency import Fullness, Room
 from extproc.fleet.decoding import Decoding
 from extproc.fleet.foreign import Belief, ForeignRequests, PeerFlight
@@ -57,6 +58,23 @@ class InFlight(Struct, frozen=True):
     probe: Probe | None = None  # of the endpoint's costs, where its first token tells (`speeds`)
 
 
+class Trouble(NamedTuple):
+    """What may be wrong with an endpoint; see `EndpointView`.
+
+    Attributes:
+        num_failed: Failures that count as requests there: for a choice, and no request is rejected
+            for them.
+    """
+
+    num_failed: int = 0
+    is_ejected: bool = False
+    is_gone: bool = False
+    is_suspect: bool = False
+
+
+NO_TROUBLE = Trouble()
+
+
 class Tracked:
     """One endpoint's mutable state.
 
@@ -77,15 +95,16 @@ class Tracked:
         died_at_s: When its health check said last that its engine has stopped; None for running.
         version: Of its engine, "" where it tells none; None before it was asked.
         slots: The adapters that routers know to run there.
-        adapters: The unfinished requests of routers by adapter; `changed` has those of which there
-            are more or fewer since the last view.
+        adapters: The unfinished requests of routers by adapter.
         served_s: When the latest of our picks that it has served was made.
         response_s: Mean time that our picks took that it has served of late; None without one.
         pages: When reports of late showed fewer requests than ours, and how many.
         row: Its place among the pool's endpoints.
-        view: As `fleet.views` has made it last; None where it is no longer true.
-        view_expires_s: After that, it is not either.
-        facts: The part of the view that no request changes, until `facts_until_s`; None likewise.
+        columns: In which it keeps its row true; None where it is stale, or in some trouble.
+        made_s: When its row was made; after `expires_s`, it is not true.
+        facts: What is known of it that no request changes, until `facts_until_s`; None where it is
+            no longer true.
+        is_known: As a view has it; `trouble` likewise.
     """
 
     __slots__ = (
@@ -94,7 +113,7 @@ class Tracked:
             "address",
             "answers",
             "belief",
-            "changed",
+            "columns",
             "cpu_adapters",
             "declared",
             "decoding",
@@ -108,6 +127,7 @@ class Tracked:
             "group",
         ),
         *(
+            "is_known",
             "is_unreachable",
             "is_waited_for",
             "kv_cache",
@@ -121,15 +141,17 @@ class Tracked:
         *("others", "pages", "prompts", "registered", "report", "reported_at_s", "residency"),
         *("response_s", "restarted_at_s", "returned_at_s", "room", "served_s", "slots"),
         *("traits", "version"),
-        *("_stale", "facts", "facts_until_s", "row", "view", "view_expires_s"),
+        *("_stale", "expires_s", "facts", "facts_until_s", "made_s", "row", "trouble"),
     )
 
     def __init__(
         self, endpoint: Endpoint, settings: PoolSettings, stale: dict[Tracked, None]
     ) -> None:
-        """Track an endpoint that adds itself to `stale` once its view is no longer true."""
+        """Track an endpoint that adds itself to `stale` once its row is no longer true."""
         self._stale = stale
-        self.facts: tuple[Any, ...] | None = None
+        self.columns: Columns | None = None
+        self.facts: Facts | None = None
+        self.is_known, self.trouble = False, NO_TROUBLE
         self.facts_until_s = inf
         self.row = 0
         self.endpoint, self.address = endpoint, endpoint.address
@@ -147,12 +169,11 @@ class Tracked:
         self.listed_at_s = -inf
         self.flights: dict[str, InFlight] = {}
         self.adapters: dict[str, int] = {}
-        self.changed: set[str] = set()
         self.slots = SlotUses()
         self.others: ForeignRequests[Tracked] = ForeignRequests()
         self.fullness = Fullness()
         self.room = Room()
-        self.gpu_adapters: tuple[str, ...] = ()  # these two as of the last view
+        self.gpu_adapters: tuple[str, ...] = ()  # these two as of the last look
         self.cpu_adapters: tuple[str, ...] = ()
         self.num_loads = self.num_picks = self.num_sequences = 0
         self.served_s = -inf
@@ -168,17 +189,63 @@ class Tracked:
         self.num_silences = 0
         self.restarted_at_s = self.returned_at_s = -inf
         self.residency = Residency(max_loras=traits.max_loras, max_cpu_loras=traits.max_cpu_loras)
-        self.view: EndpointView | None = None
-        self.view_expires_s = 0.0
+        self.expires_s = self.made_s = 0.0
 
     def touch(self) -> None:
-        """Take the view for untrue in what changes with requests."""
-        if self.view is not None:
-            self.view = None
+        """Take the row for untrue in what changes with requests."""
+        self.columns = None
+        self._stale[self] = None
+
+    def settle(self) -> None:
+        """Write into the row what requests have changed."""
+        columns, row, others = self.columns, self.row, self.others
+        if columns is None:
             self._stale[self] = None
+            return
+        num_pending = self.num_sequences + others.num_told
+        if self.is_known and others.num_foreign:
+            num_pending += others.num_steady
+        columns.num_pending[row], columns.done_s[row] = num_pending, self.prompts.done_s
+        columns.has_room[row] = self._has_room()
+        columns.outdated.add(row)
+
+    def load(self) -> Load:
+        """Return what a view has of its load, in that order."""
+        others, is_known, trouble = self.others, self.is_known, self.trouble
+        num_there = self._num_there()
+        num_foreign = others.num_foreign - others.num_steady if is_known else 0
+        return (
+            num_there - num_foreign + trouble.num_failed,
+            self.num_sequences,
+            others.num_told,
+            trouble.num_failed + (others.num_unseen if is_known else 0),
+            num_foreign,
+            self.prompts.done_s,
+            trouble.is_ejected,
+            trouble.is_gone,
+            trouble.is_suspect,
+            self.fullness.is_full(num_there),
+            self._has_room(),
+            self.response_s,
+        )
+
+    def _num_there(self) -> int:
+        """Return the sequences there, as far as is known."""
+        others = self.others
+        num_foreign = others.num_foreign if self.is_known else 0
+        return self.num_sequences + others.num_told + num_foreign
+
+    def _has_room(self) -> bool:
+        most, num_taken = self.room.places(
+            self._num_there(),
+            self.traits.max_in_flight,
+            is_known=self.is_known,
+            now=self.made_s,  # with time, its row is made anew
+        )
+        return num_taken < most
 
     def renew(self) -> None:
-        """Take all of the view for untrue."""
+        """Take all of the row for untrue."""
         self.facts = None
         self.touch()
 
@@ -262,23 +329,18 @@ class Tracked:
         """Count a failure as a request there, for the choice, until some time."""
         if len(self.failures) < MAX_FAILURES:
             self.failures.append((until_s, adapter))
-            self._changed_by(adapter)
+            self.touch()
 
     def count_failures(self, pending: dict[str, int], now: float) -> int:
         """Return how many of its failures count as requests there; add those of adapters to what is
         `pending`."""
         failures = self.failures
-        while failures and failures[0][0] <= now:
-            self._changed_by(failures.popleft()[1])
+        while failures and failures[0][0] < now:
+            failures.popleft()
         for _, adapter in failures:
             if adapter is not None:
                 pending[adapter] = pending.get(adapter, 0) + 1
         return len(failures)
-
-    def _changed_by(self, adapter: str | None) -> None:
-        if adapter is not None:
-            self.changed.add(adapter)
-        self.touch()
 
     def card_of(self, name: str | None) -> ModelCard | None:
         """Return the model that it has under a name, or finds by itself; None for neither."""
@@ -382,9 +444,12 @@ class Tracked:
         self._count(adapter)
         claim = pick.request.claim
         self.use(adapter, claim.priority, claim._flow, now=at_s)
+        self.settle()
 
     def end(self, flight: InFlight, *, now: float, has_run: bool) -> None:
-        """Stop counting a pick; `has_run` is False if the engine cannot have worked on it."""
+        """Stop counting a pick; `has_run` is False if the engine cannot have worked on it. `settle`
+        or `bound` is to follow.
+        """
         num = flight.pick.request.num_sequences
         del self.flights[flight.pick.id]
         self.num_sequences -= num
@@ -396,13 +461,26 @@ class Tracked:
 
     def had_first_token(self, flight: InFlight, at_s: float) -> None:
         """Record when one of our picks had its first token: what was sent before it is computed."""
+        done_s = self.prompts.done_s
         self.prompts.computed(flight.started_at_s, now=at_s)
-        self.touch()
+        if self.prompts.done_s != done_s:
+            self.settle()
 
     def note(self, adapter: str | None, *, now: float, has_run: bool) -> None:
         """Note a pick of another endpoint, which refused it: the engine here has worked on it."""
         self._count(adapter)
         self._discount(adapter, now=now, has_run=has_run)
+        self.settle()
+
+    def bound(self, now: float) -> None:
+        """Take all prompts but those that are known to be ahead for computed by now."""
+        self.prompts.bound(now)
+        self.settle()
+
+    def leave_to_reports(self, flights: Sequence[PeerFlight[Tracked]]) -> None:
+        """Count picks of another router whose ends nobody will report as foreign requests."""
+        self.others.leave_to_reports(flights)
+        self.touch()
 
     def begin_told(self, flight: PeerFlight[Tracked], share: Share | None = None) -> None:
         """Count another router's pick here; its share says whose turn it was."""
@@ -414,6 +492,7 @@ class Tracked:
         self._count(flight.adapter)
         priority, flow = (0, NO_CLAIM._flow) if share is None else (share.priority, share.flow)
         self.use(flight.adapter, priority, flow, now=now)
+        self.settle()
 
     def end_told(self, flight: PeerFlight[Tracked], *, now: float, has_run: bool) -> None:
         """Stop counting another router's pick; see `end`."""
@@ -436,7 +515,7 @@ class Tracked:
     ) -> None:
         """Add `num` prompts and an adapter's load, sent at `at_s`, to what is to be computed here.
 
-        Residency is as of the last view: to know it as of now would sort all adapters for each pick
+        Residency is as of the last look: to know it as of now would sort all adapters for each pick
         of another router.
         """
         costs = self.prompts.costs
@@ -473,22 +552,30 @@ class Tracked:
 
     def _count(self, adapter: str | None) -> None:
         if adapter is not None:
-            self.adapters[adapter] = self.adapters.get(adapter, 0) + 1
-            self.changed.add(adapter)
-            self.residency.start(adapter)
-        self.touch()
+            num = self.adapters[adapter] = self.adapters.get(adapter, 0) + 1
+            is_first = self.residency.start(adapter)
+            if self.columns is not None:
+                self.columns.count(self.row, adapter, num)
+                if is_first:
+                    self.columns.moved.add(self.row)
 
     def _discount(self, adapter: str | None, *, now: float, has_run: bool) -> None:
         if adapter is not None:
             left = self.adapters[adapter] - 1
-            self.changed.add(adapter)
             if left:
                 self.adapters[adapter] = left
             else:
                 del self.adapters[adapter]
                 self.slots.pop(adapter, None)
-            self.residency.finish(adapter, now=now, has_run=has_run)
-        self.touch()
+            is_latest = self.residency.finish(adapter, now=now, has_run=has_run)
+            columns = self.columns
+            if columns is not None:
+                if not left and self.is_known:
+                    left = self.others.adapters.get(adapter, 0)
+                columns.count(self.row, adapter, left)
+                columns.moved.add(self.row)
+                if not is_latest:
+                    columns.look(self.row)
 
     def newest_s(self, until_s: float) -> float:
         """Return when the newest of our picks here that was made by then was made; -inf without
@@ -502,14 +589,13 @@ class Tracked:
         """Return the age of our oldest pick here, 0 without any."""
         return now - min((each.started_at_s for each in self.flights.values()), default=now)
 
-    def arrange(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return where its adapters are now, and count those that have come into a GPU slot."""
-        arranged = self.residency.arranged
-        gpu_adapters, self.cpu_adapters = arranged
+    def arrange(self) -> Resident:
+        """Return where its adapters are now, and how many have come into a GPU slot."""
+        gpu_adapters, self.cpu_adapters = self.residency.arranged
         if gpu_adapters is not self.gpu_adapters:
             self.num_loads += len(set(gpu_adapters).difference(self.gpu_adapters))
             self.gpu_adapters = gpu_adapters
-        return arranged
+        return gpu_adapters, self.cpu_adapters, self.num_loads
 
     def pod_state(self, view: EndpointView) -> PodState:
         """Return it as those see it who load adapters, given its view now."""

@@ -1,35 +1,36 @@
-"""The views of a pool's endpoints, made anew where something has changed.
+"""Keeps the columns of a pool's endpoints true.
 
-No request changes most of a view. These *facts* are made anew where a report, a listing or a call
-of ours has brought news. The rest is made at each pick and each end as well.
+No request changes most of what is known of an endpoint. These *facts* are made anew where a report,
+a listing or a call of ours has brought news. What a request changes at an endpoint that is in no
+trouble, the endpoint writes into its row at once (`Tracked.columns`). Any other one is *stale*
+after each change: its row is made anew when somebody asks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from math import inf
-from types import MappingProxyType
-from typing import Any
 
-from extproc.fleet.columns import Columns
+from extproc.fleet.columns import Columns, Facts
 from extproc.fleet.outliers import Outliers
 from extproc.fleet.podstate import mixes_weights
 from extproc.fleet.serverflags import PoolSettings
-from extproc.fleet.tracked import Tracked
+from extproc.fleet.tracked import Tracked, Trouble
 from extproc.types import EndpointView, LoadReport
 
-_Facts = tuple[Any, ...]
-"""The first attributes of a view, in their order."""
-_make: Callable[..., EndpointView] = EndpointView
-_read_only = MappingProxyType
-_IS_KNOWN = EndpointView.__struct_fields__.index("is_known")
+_FIELDS = EndpointView.__struct_fields__
+_IS_READY, _IS_SILENT = map(_FIELDS.index, ("is_ready", "_is_silent"))
+_DONE_S, _IS_FULL, _HAS_ROOM = (
+    _FIELDS.index(name) - _FIELDS.index("num_pending")
+    for name in ("prompts_done_s", "is_full", "has_room")
+)
 
 
 class Views:
-    """The views of some endpoints, which are sorted by address.
+    """The columns of some endpoints, which are sorted by address.
 
     Attributes:
-        stale: The endpoints whose views are no longer true; they add themselves.
+        stale: The endpoints whose rows are no longer true; they add themselves.
     """
 
     def __init__(self, settings: PoolSettings, outliers: Outliers) -> None:
@@ -37,9 +38,9 @@ class Views:
         self.stale: dict[Tracked, None] = {}
         self._endpoints: list[Tracked] = []
         self._columns: Columns | None = None
-        self._until_s = inf  # before that, no other view expires
+        self._until_s = inf  # before that, no other row expires
         self._num_reads = 0
-        self._made_at: list[int] = []  # reads before each view was made, by row
+        self._made_at: list[int] = []  # reads before each row was made
 
     def configure(self, settings: PoolSettings) -> None:
         """Apply other thresholds to what is made from now on."""
@@ -69,8 +70,8 @@ class Views:
         return columns
 
     def renew(self, tracked: Tracked, *, now: float) -> None:
-        """Make an endpoint's view at once, if the last one was read. In a large pool many reports
-        come between two decisions, and each decision would have to make all of these views.
+        """Make an endpoint's row at once, if the last one was read. In a large pool many reports
+        come between two decisions, and each decision would have to make all of these rows.
         """
         if self._columns is not None and self._made_at[tracked.row] < self._num_reads:
             self.stale.pop(tracked, None)
@@ -79,86 +80,54 @@ class Views:
     def _new_columns(self, now: float) -> Columns:
         self._until_s = inf
         self.stale.clear()
-        for row, each in enumerate(self._endpoints):
+        endpoints = self._endpoints
+        columns = Columns([each.address for each in endpoints], endpoints)
+        self._made_at = [0] * len(endpoints)
+        for row, each in enumerate(endpoints):
             each.row = row
-        self._made_at = [0] * len(self._endpoints)
-        return Columns([self._view(each, now) for each in self._endpoints])
+            self._replace(columns, each, now)
+        return columns
 
     def _expire(self, now: float) -> None:
         self._until_s = inf
         for each in self._endpoints:
-            if now > each.view_expires_s:
+            if now > each.expires_s:
                 each.touch()
-            self._until_s = min(self._until_s, each.view_expires_s)
+            self._until_s = min(self._until_s, each.expires_s)
 
     def _replace(self, columns: Columns, tracked: Tracked, now: float) -> None:
-        before, facts = columns.views[tracked.row], tracked.facts
-        view = self._view(tracked, now)
-        is_closed = view.is_full or view.is_ejected or view._is_gone or view._is_suspect
-        was_closed = before.is_full or before.is_ejected or before._is_gone or before._is_suspect
-        if facts is not tracked.facts or is_closed or was_closed:
-            columns.set(tracked.row, view)
-        else:
-            columns.recount(tracked.row, view, tracked.changed)
-        tracked.changed.clear()
-
-    def _view(self, tracked: Tracked, now: float) -> EndpointView:
-        """Make the view of an endpoint at `now`."""
-        facts, others, adapters = tracked.facts, tracked.others, tracked.adapters
+        """Make an endpoint's row at `now`."""
+        facts, others = tracked.facts, tracked.others
         if facts is None or now > tracked.facts_until_s:
             facts = tracked.facts = self._facts(tracked, now)
-        num_ours, num_told, is_known = tracked.num_sequences, others.num_told, facts[_IS_KNOWN]
-        num_pending, num_foreign, num_unseen = num_ours + num_told, 0, 0
-        is_mixed = is_known and others.adapters
-        pending = {**others.adapters, **adapters} if is_mixed else adapters.copy()
-        if is_known and others.num_foreign:
-            steady = others.num_steady
-            num_foreign = others.num_foreign - steady
-            num_pending += steady
-        if is_known and others.num_before:
-            num_unseen = others.num_unseen
-        num_there = num_pending + num_foreign
+        is_mixed = tracked.is_known and others.adapters
+        pending = {**others.adapters, **tracked.adapters} if is_mixed else {**tracked.adapters}
         standing = self._outliers.standing(tracked.address, now=now)
         is_ejected, is_in_doubt, is_suspect, ends_s = standing
         expires_s = tracked.facts_until_s
         if now <= ends_s < expires_s:
             expires_s = ends_s
-        if tracked.failures and (num_failed := tracked.count_failures(pending, now)):
-            # They count for a choice, and no request is rejected for them.
-            num_pending, num_unseen = num_pending + num_failed, num_unseen + num_failed
+        num_failed = tracked.count_failures(pending, now)
+        if num_failed:
             expires_s = min(expires_s, tracked.failures[0][0])
-        tracked.view_expires_s = expires_s
+        tracked.expires_s = expires_s
         if expires_s < self._until_s:
             self._until_s = expires_s
         self._made_at[tracked.row] = self._num_reads
-        gpu_adapters, cpu_adapters = tracked.arrange()
-        most, num_taken = tracked.room.places(
-            num_there, tracked.traits.max_in_flight, is_known=is_known, now=now
-        )
-        view = tracked.view = _make(
-            *facts,
-            gpu_adapters,
-            cpu_adapters,
-            _read_only(pending),
-            num_pending,
-            num_ours,
-            num_told,
-            num_unseen,
-            num_foreign,
-            tracked.num_loads,
-            tracked.prompts.done_s,
-            is_ejected,
-            is_in_doubt or (tracked.is_unreachable and not tracked.answers),
-            is_suspect,
-            tracked.fullness.is_full(num_there),
-            num_taken < most,
-            tracked.response_s,
-        )
-        return view
+        is_gone = is_in_doubt or (tracked.is_unreachable and not tracked.answers)
+        tracked.trouble = Trouble(num_failed, is_ejected, is_gone, is_suspect)
+        tracked.made_s = now
+        load = tracked.load()
+        has_flaw = tracked.is_unreachable or facts[_IS_SILENT] or any(tracked.trouble[1:])
+        is_open = facts[_IS_READY] and not (has_flaw or load[_IS_FULL])
+        columns.set(tracked.row, facts, pending, is_open=is_open)
+        columns.put(tracked.row, load[0], load[_DONE_S], has_room=load[_HAS_ROOM])
+        is_well = self._outliers.is_well(tracked.address) and tracked.fullness.is_idle
+        tracked.columns = None if num_failed or is_gone or not is_well else columns
 
-    def _facts(self, tracked: Tracked, now: float) -> _Facts:
+    def _facts(self, tracked: Tracked, now: float) -> Facts:
         settings, report, at_s = self._settings, tracked.report, tracked.reported_at_s
-        is_known = tracked.is_fresh(now, settings)
+        is_known = tracked.is_known = tracked.is_fresh(now, settings)
         tracked.facts_until_s = inf
         if at_s is not None and is_known:
             tracked.facts_until_s = at_s + settings.report_expiry_s

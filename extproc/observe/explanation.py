@@ -188,7 +188,7 @@ def chosen_terms(pick: Pick) -> Mapping[str, float]:
     if pick.terms is None:
         return {}
     chosen = [view for view in pick.candidates if view.address == pick.address]
-    (terms,) = pick.terms(Snapshot(pick.candidates, pick.picked_at_s), pick.request, chosen)
+    (terms,) = pick.terms(Snapshot(tuple(pick.candidates), pick.picked_at_s), pick.request, chosen)
     return {name: seconds for name, seconds in terms.items() if 0 < seconds < inf}
 
 
@@ -199,7 +199,7 @@ def priced(pick: Pick, chosen: EndpointView, others: Sequence[EndpointView]) -> 
     """
     if pick.terms is None:
         return ""
-    snapshot = Snapshot(pick.candidates, pick.picked_at_s)
+    snapshot = Snapshot(tuple(pick.candidates), pick.picked_at_s)
     own, *rest = pick.terms(snapshot, pick.request, (chosen, *others))
     price_s, prices_s = sum(own.values()), [sum(terms.values()) for terms in rest]
     said = f"Its score is {score(price_s)} there"

@@ -23,6 +23,7 @@ from itertools import chain
 from math import inf, log
 from typing import NamedTuple
 
+from extproc.fleet.columns import Columns
 from extproc.queue.tickets import QueueSettings, Ticket
 from extproc.tenancy import Claim, SlotUse
 from extproc.types import EndpointView, RequestInfo
@@ -33,9 +34,8 @@ COSTS_PER_TURN = 3
 """So a change of adapters takes a quarter of the time at most. On two small pods beyond their
 capacity (the laboratory, 24 requests a second, loads of 49 and 111 ms) 13.9 % miss half a second
 with turns of one cost, 10.5 % with two, 9.9 % with four, as without turns."""
-_HIGHEST = 2**63
-_OTHERS = ""
-"""No adapter's name: of whatever other routers give the slot to."""
+MAX_LEFT = 1024
+"""Slots that other routers' requests have left in the last `schedule.TOLD_WAIT_S`."""
 RESERVED_RATIO = 0.5
 """Part of an endpoint's slots that may be reserved at a time, but for one."""
 
@@ -71,7 +71,9 @@ class Reservations:
         self.elsewhere: Sequence[Reservation] = ()
         self._served = served
         self._all: dict[str, Reservation] = {}
-        self._left = deque[Reservation](maxlen=MAX_RESERVED)  # by other routers' requests
+        # By other routers' requests: until when, by address and adapter; and the same in order.
+        self._left: dict[str, dict[str, float]] = {}
+        self._left_until = deque[tuple[float, str, str]]()
         self._fresh: set[str] = set()
 
     def configure(self, settings: QueueSettings) -> None:
@@ -81,11 +83,6 @@ class Reservations:
 
     def __iter__(self) -> Iterator[Reservation]:
         return iter(self._all.values())
-
-    @property
-    def has_any(self) -> bool:
-        """Whether any slot is kept for somebody, here or at another router."""
-        return bool(self._all or self.elsewhere or self._left)
 
     def begin(self) -> None:
         """Begin to go through those that wait."""
@@ -103,7 +100,10 @@ class Reservations:
         """Keep a slot for the router whose request for an adapter has ended there: else both would
         give it away, and one of the two requests would wait in the engine.
         """
-        self._left.append(Reservation(_OTHERS, address, adapter, _HIGHEST, "", until_s))
+        self._left.setdefault(address, {})[adapter] = until_s
+        self._left_until.append((until_s, address, adapter))
+        if len(self._left_until) > MAX_LEFT:
+            self._forget_oldest()
 
     def hear(self, elsewhere: Sequence[Reservation]) -> None:
         """Take the slots that other routers keep."""
@@ -166,7 +166,7 @@ class Reservations:
             self._fresh.add(adapter)
 
     def kept_from(
-        self, request: RequestInfo, views: Sequence[EndpointView], *, now: float
+        self, request: RequestInfo, columns: Columns, *, now: float
     ) -> Mapping[str, float]:
         """Return the endpoints that have no slot for a request, and until when.
 
@@ -174,25 +174,45 @@ class Reservations:
             request: With its adapter's name as endpoints know it.
         """
         adapter, claim = request.adapter, request.claim
-        while self._left and now >= self._left[0].until_s:
-            self._left.popleft()
-        if adapter is None:
+        times = self._left_until
+        while times and now >= times[0][0]:
+            self._forget_oldest()
+        if adapter is None or not (self._left or self._all or self.elsewhere):
             return {}
         own = self._all.get(adapter)
         kept, reserved = dict[str, float](), dict[str, dict[str, float]]()
-        for each in chain(self, self.elsewhere, self._left):
+        for each in chain(self, self.elsewhere):
             is_own = each.adapter == adapter or (own is not None and each[1:3] == own[1:3])
             if is_own or now >= each.until_s or self._lead(each, claim) < 0:
                 continue
-            if each.leaving == adapter and each.adapter != _OTHERS:
+            if each.leaving == adapter:
                 kept[each.address] = each.until_s
             reserved.setdefault(each.address, {})[each.leaving] = each.until_s
-        for view in views if reserved else ():
-            uses, slots = view.pending_by_adapter, reserved.get(view.address, {})
-            freed_s = [until_s for name, until_s in slots.items() if name not in uses]
-            if adapter not in uses and 0 < (view.max_loras or 0) - len(uses) <= len(freed_s):
-                kept[view.address] = min(freed_s)
+        slots, used = columns.num_slots, columns.num_used
+        for address, left in self._left.items():
+            row = columns.rows.get(address)
+            if address in reserved or (row is not None and 0 < slots[row] - used[row] <= len(left)):
+                reserved[address] = reserved.get(address, {}) | left
+                if own is not None and own.address == address:
+                    reserved[address].pop(own.leaving, None)
+        for address, freed in reserved.items():
+            row = columns.rows.get(address)
+            if row is None:
+                continue
+            uses = columns.pending(row)
+            freed_s = [until_s for name, until_s in freed.items() if name not in uses]
+            if adapter not in uses and 0 < slots[row] - used[row] <= len(freed_s):
+                kept[address] = min(freed_s)
         return kept
+
+    def _forget_oldest(self) -> None:
+        """Forget the slot that was left first."""
+        until_s, address, adapter = self._left_until.popleft()
+        left = self._left.get(address, {})
+        if left.get(adapter) == until_s:
+            del left[adapter]
+            if not left:
+                del self._left[address]
 
     def _lets_go(self, view: EndpointView, use: SlotUse, ticket: Ticket, now: float) -> bool:
         """Return whether an adapter lets its slot go for a request."""

@@ -361,12 +361,15 @@ class Catalog:
         if name in self._cards and not self.planner.holders(name):
             self.demand.add(name, RESPONSE_WORK_S, at_s=now)
 
-    def picked(self, pick: Pick, name: str) -> None:
-        """Count the work of a request, if it is for a declared adapter."""
+    def picked(self, pick: Pick, name: str, s_per_byte: float) -> None:
+        """Count the work of a request, if it is for a declared adapter.
+
+        Args:
+            s_per_byte: The cost of a byte of a prompt where it goes.
+        """
         if name not in self._cards:
             return
-        view = next(view for view in pick.candidates if view.address == pick.address)
-        work_s = pick.request.rest_bytes(view.address) * view.costs.prompt_s_per_byte
+        work_s = pick.request.rest_bytes(pick.address) * s_per_byte
         self.demand.add(name, work_s + RESPONSE_WORK_S, at_s=pick.picked_at_s)
 
     def told(self, served: str, work_s: float, at_s: float) -> None:

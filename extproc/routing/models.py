@@ -193,7 +193,7 @@ class Models:
         self._listing = ModelListing(self.aliases, catalog.card)
 
     def identify(
-        self, request: RequestInfo, snapshot: Snapshot, *, uses_cached_bytes: bool
+        self, request: RequestInfo, *, uses_cached_bytes: bool, now: float
     ) -> RequestInfo | Rejection:
         """Fill in adapter and claim: only the pool knows which names are adapters.
 
@@ -206,6 +206,7 @@ class Models:
             return self.claimed(request)
         card = self._card(request.model, request.hints.fairness_id)
         if card is None:
+            snapshot = self._pool.snapshot(now=now)
             return self._unknown(request._client_model, snapshot, request.subset)
         if request.model in self._pool.doubted and not self._catalog.admits_undeclared:
             request = self._undoubted(request, card)

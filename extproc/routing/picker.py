@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from math import inf, isnan
 from operator import attrgetter
 
@@ -27,7 +27,7 @@ from extproc.phrases import FOR_POD, FOR_ROOM
 from extproc.rejections import STORED_RESPONSE, asleep, no_endpoints, policy_failed
 from extproc.routing.admission import AdmissionSettings, Ranks, admit, fitting
 from extproc.routing.policies import Policy
-from extproc.routing.policies.rows import affinity_of, next_rows, row_chooser
+from extproc.routing.policies.rows import RowChoice, affinity_of, next_rows, row_chooser
 from extproc.types import Choice, EndpointView, Pick, Rejection, RequestInfo, Snapshot, Wait
 
 _STATEFUL_PATHS = NO_PATH, RESPONSES_PATH
@@ -180,37 +180,51 @@ class Picker:
             terms=terms,
         )
 
-    def pick_row(self, columns: Columns, snapshot: Snapshot, request: RequestInfo) -> Pick | None:
-        """Choose as `pick` does, by the columns of a snapshot; None where that takes its views.
+    def pick_row(
+        self, columns: Columns, request: RequestInfo, kept: Container[str] = (), *, now: float
+    ) -> Pick | Wait | None:
+        """Choose as `pick` does, by columns at `now`; None where that takes views.
 
-        That is for a request with a subset, a session, a rank, a cap or a low priority; where all
-        that have the model are flawed or full; and what `RowChooser` says.
+        The endpoints that are `kept` from the request are full for it.
+
+        That is for a request with a rank, a cap or a low priority; where all that have the model
+        are flawed or full; and what `RowChooser` says.
         """
         choose_row, admission, adapter = self._choose_row, self._admission, request.adapter
         if (
             choose_row is None
-            or request.subset is not None
-            or request.session is not None
             or not request.model
             or admission.max_pending is not None
             or request.claim.priority < 0
             or (self._has_ranks and adapter is not None and admission.ranks.of(adapter) is not None)
         ):
             return None
-        rows, views, num_more = columns.open_rows(request.model), snapshot.endpoints, self._num_more
-        is_all = len(rows) == len(views)
-        if not rows or (len(rows) <= num_more and not is_all):
+        rows, num_more = columns.open_rows(request.model), self._num_more
+        addresses, subset = columns.addresses, request.subset
+        if subset is not None:
+            rows = [row for row in rows if is_in_subset(addresses[row], subset)]
+        if kept:
+            rows = [row for row in rows if addresses[row] not in kept]
+        if not rows or (len(rows) <= num_more and len(rows) < len(addresses)):
             return None
+        session: str | None = None
+        choice: RowChoice | Wait | None = None
+        if request.session is not None:
+            session, stays = self._session(request)
+            own = columns.rows.get(self._sessions.get(session or "", ""), -1)
+            choice = RowChoice(own, "session") if stays and own in rows else None
         try:
-            choice = choose_row(columns, rows, request, snapshot.now, self._rng)
+            choice = choice or choose_row(columns, rows, request, now, self._rng)
         except Exception as error:  # as in `_decide`, which asks again
             if self._on_policy_error is None:
                 raise
             self._on_policy_error(self._policy_name, error)
             return None
-        if choice is None:
-            return None
-        addresses, others = columns.addresses, tuple[str, ...]()
+        if not isinstance(choice, RowChoice):
+            return choice
+        if session is not None:
+            self._remember(session, addresses[choice.row])
+        others = tuple[str, ...]()
         if num_more:
             more = next_rows(columns, rows, choice.row, adapter, num_more)
             others = tuple([addresses[row] for row in more])
@@ -221,8 +235,8 @@ class Picker:
             endpoints=(addresses[choice.row], *others[:num_fallbacks]),
             policy=self._policy_name,
             reason=choice.reason,
-            candidates=views if is_all else tuple([views[row] for row in rows]),
-            picked_at_s=snapshot.now,
+            candidates=columns.candidates(rows),
+            picked_at_s=now,
             alternates=others[num_fallbacks:],
             terms=choice.terms,
             price=choice.price,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
 from msgspec.structs import replace
 
 from extproc.address import is_in_subset
-from extproc.fleet.columns import Columns
 from extproc.fleet.pool import Pool
 from extproc.fleet.prefixes import renamed
 from extproc.fleet.tenants import MANY
@@ -220,29 +219,25 @@ class Router:
         Args:
             turn: Has a known request wait for its turn.
         """
-        columns = self.pool.columns(now=now)
-        snapshot = self.pool.snapshot_of(columns, now=now)
         uses_cached_bytes = self.picker.uses_cached_bytes
-        known = self.models.identify(request, snapshot, uses_cached_bytes=uses_cached_bytes)
+        known = self.models.identify(request, uses_cached_bytes=uses_cached_bytes, now=now)
         if isinstance(known, Rejection):
             claimed = self.models.claimed(request)
-            return claimed, self._awaited(claimed, known, snapshot)
+            return claimed, self._awaited(claimed, known, now)
         wait = None if turn is None else turn(known, now)
-        result = wait or self._picked(known, snapshot, columns)
+        result = wait or self._picked(known, now)
         if isinstance(result, Rejection):
-            return known, self._awaited(known, result, snapshot)
+            return known, self._awaited(known, result, now)
         return known, result
 
-    def _awaited(
-        self, request: RequestInfo, result: Rejection, snapshot: Snapshot
-    ) -> Rejection | Wait:
+    def _awaited(self, request: RequestInfo, result: Rejection, now: float) -> Rejection | Wait:
         """Have a request wait that gets no endpoint and may, where one may come."""
         if result.reason not in _FOR_WANT_OF_PODS:
             return result
-        until_s = self._waits_until_s(request)
+        until_s, snapshot = self._waits_until_s(request), self.pool.snapshot(now=now)
         is_declared = self.catalog.card(request.model) is not None  # other pods may load it
         may_come = _is_empty(snapshot) if is_declared else _may_come(request, snapshot)
-        return Wait(until_s, FOR_POD) if may_come and snapshot.now < until_s else result
+        return Wait(until_s, FOR_POD) if may_come and now < until_s else result
 
     def _waits_until_s(self, request: RequestInfo) -> float:
         """Return until when a request waits for an endpoint: one that must not wait, for never."""
@@ -254,18 +249,18 @@ class Router:
         hold_s = self.max_hold_s if limit_s is None else min(limit_s, self.max_hold_s)
         return request.arrived_at_s + hold_s
 
-    def _picked(
-        self, request: RequestInfo, snapshot: Snapshot, columns: Columns
-    ) -> Pick | Rejection | Wait:
+    def _picked(self, request: RequestInfo, now: float) -> Pick | Rejection | Wait:
         """Choose for a request that is known; what is declared is asked for as pods have it."""
         catalog = self.catalog
         if not catalog.num_declared or catalog.card(request.model) is None:
-            return self._pick(catalog.proven(request), snapshot, columns)
-        found = catalog.find(request, self.models.listed, now=snapshot.now)
-        if not isinstance(found, RequestInfo) and found is not request._fixed:
-            found = catalog.serve(request, _last_holders(request, catalog, snapshot)) or found
-        if not isinstance(found, RequestInfo) and _is_asleep(snapshot):
-            return asleep(request._client_model)
+            return self._pick(catalog.proven(request), now)
+        found = catalog.find(request, self.models.listed, now=now)
+        if not isinstance(found, RequestInfo):
+            snapshot = self.pool.snapshot(now=now)
+            if found is not request._fixed:
+                found = catalog.serve(request, _last_holders(request, catalog, snapshot)) or found
+            if not isinstance(found, RequestInfo) and _is_asleep(snapshot):
+                return asleep(request._client_model)
         if isinstance(found, Rejection) and found is not request._fixed:
             return replace(found, retry_after_s=self.queue.retry_after_s())
         if not isinstance(found, RequestInfo):
@@ -273,36 +268,29 @@ class Router:
         if found.model != request.model:
             found = renamed(found, found.model)
             found = replace(found, cached_bytes=self.pool.prefix_index.find(found))
-        result = self._pick(found, snapshot, columns)
+        result = self._pick(found, now)
         is_gone = _are_gone(result, request)
-        waiting = catalog.wait(request, now=snapshot.now) if is_gone else None
+        waiting = catalog.wait(request, now=now) if is_gone else None
         return waiting or result
 
-    def _pick(
-        self, request: RequestInfo, snapshot: Snapshot, columns: Columns
-    ) -> Pick | Rejection | Wait:
+    def _pick(self, request: RequestInfo, now: float) -> Pick | Rejection | Wait:
         """Choose among the endpoints; those whose slots are kept for other requests are full for
         it.
         """
-        if self._takes_others(request, snapshot) or (
-            request.num_sequences > 1 and self._overfills(request, snapshot)
+        if self._takes_others(request, now) or (
+            request.num_sequences > 1 and self._overfills(request, self.pool.snapshot(now=now))
         ):
-            return Wait(snapshot.now + FULL_WAIT_S, FOR_ROOM)
-        reservations = self.queue.reservations
-        if not reservations.has_any:
-            picked = self.picker.pick_row(columns, snapshot, request)
-            if picked is not None:
-                return picked
-        now, until_s, views = snapshot.now, self._waits_until_s(request), snapshot.endpoints
-        kept = reservations.kept_from(request, views, now=now)
-        if not kept:
-            return self.picker.pick(snapshot, request, waits_until_s=until_s)
+            return Wait(now + FULL_WAIT_S, FOR_ROOM)
+        columns = self.pool.columns(now=now)
+        kept = self.queue.reservations.kept_from(request, columns, now=now)
+        found = self.picker.pick_row(columns, request, kept, now=now)
+        if found is not None:
+            return _in_turn(found, kept)
+        snapshot, until_s = self.pool.snapshot(now=now), self._waits_until_s(request)
+        views = snapshot.endpoints
         views = tuple([replace(v, is_full=True) if v.address in kept else v for v in views])
         left = Snapshot(views, now, snapshot.num_routers)
-        result = self.picker.pick(left, request, waits_until_s=until_s)
-        if not isinstance(result, Wait) or result.reason == FOR_POD:
-            return result
-        return Wait(min(*kept.values(), result.until_s), FOR_TURN)
+        return _in_turn(self.picker.pick(left, request, waits_until_s=until_s), kept)
 
     def _look(self, ticket: Ticket, now: float) -> Pick | Rejection | Wait:
         """Choose for a held request, and count the pick."""
@@ -320,17 +308,20 @@ class Router:
     def _start(self, pick: Pick, request: RequestInfo, now: float) -> None:
         """Count a pick, and whose it is."""
         self.pool.flights.start(pick, now=now)
-        self.catalog.picked(pick, request.model)
+        if self.catalog.num_declared:
+            columns = self.pool.columns(now=now)
+            s_per_byte = columns.s_per_byte[columns.rows[pick.address]]
+            self.catalog.picked(pick, request.model, s_per_byte)
 
-    def _takes_others(self, request: RequestInfo, snapshot: Snapshot) -> bool:
+    def _takes_others(self, request: RequestInfo, now: float) -> bool:
         """Return whether a request would take a place that is left to other tenants."""
         claim, num_free, num_there = request.claim, 0.0, 0
-        num_left = self.pool.flights.tenants.num_left(claim, snapshot.now) if claim._waits else 0
+        num_left = self.pool.flights.tenants.num_left(claim, now) if claim._waits else 0
         if not num_left:
             return False
-        for view in self._takers(request, snapshot):
+        for view in self._takers(request, self.pool.snapshot(now=now)):
             num_there += view.num_pending
-            num_free += self.pool.num_free(view, now=snapshot.now)
+            num_free += self.pool.num_free(view, now=now)
             if num_free > num_left:
                 return False
         return num_there >= MANY  # where fewer run, each place is too much to lose
@@ -388,6 +379,14 @@ def _are_gone(result: Pick | Rejection | Wait, request: RequestInfo) -> bool:
         return result.reason == FOR_POD
     is_none = result.reason is Reason.NO_ENDPOINTS
     return is_none and request.subset is None  # a gateway's own subset stays what it is
+
+
+def _in_turn(result: Pick | Rejection | Wait, kept: Mapping[str, float]) -> Pick | Rejection | Wait:
+    """Have a request wait for its turn that gets none of the endpoints that are not kept from
+    it."""
+    if not kept or not isinstance(result, Wait) or result.reason == FOR_POD:
+        return result
+    return Wait(min(*kept.values(), result.until_s), FOR_TURN)
 
 
 def _is_empty(snapshot: Snapshot) -> bool:

@@ -186,12 +186,9 @@ class Fleet:
         heappush(self.ends, (now + took_s + LAG_S, next(self.serial), pick, how, took_s))
 
     def _pick(self, picker: Picker, info: RequestInfo, now: float) -> Pick | None:
-        snapshot, columns = self.pool.snapshot(now=now), self.pool.columns(now=now)
-        found = picker.pick_row(columns, snapshot, info)
-        if found is None:
-            asked = picker.pick(snapshot, info)
-            found = asked if isinstance(asked, Pick) else None
-        return found
+        found = picker.pick_row(self.pool.columns(now=now), info, now=now)
+        result = found or picker.pick(self.pool.snapshot(now=now), info)
+        return result if isinstance(result, Pick) else None
 
     def _end(self, at_s: float, _: int, pick: Pick, how: How | None, took_s: float) -> None:
         first_s = 0.04 if how is None or how is How.CUT else took_s

@@ -13,7 +13,7 @@ from extproc.fleet.peerpicks import PeerPick
 from extproc.fleet.pool import Pool, PoolSettings
 from extproc.types import EndpointView, Pick
 from tests.builders import BASE, address, cards, endpoint_view, fill, report, request
-from tests.fleets import fleet, view
+from tests.fleets import Shown, columns_of, fleet, view
 from tests.strategies import ADAPTERS
 
 NUM_FLEETS, NUM_CHANGES = 100, 12
@@ -25,7 +25,7 @@ def shown(columns: Columns) -> dict[str, object]:
     """All that a decision may read."""
     names = (*MODELS, "resident")
     return {
-        "views": columns.views,
+        "views": list(columns.views),
         "addresses": columns.addresses,
         "num_pending": columns.num_pending,
         "done_s": columns.done_s,
@@ -82,12 +82,13 @@ def test_columns_say_what_their_views_say() -> None:
     rng, every = random.Random(0), frozenset((BASE, *ADAPTERS))
     for _ in range(NUM_FLEETS):
         views = list(fleet(rng))
-        columns = Columns(views)
+        fleet_shown = Shown(views)
+        columns = fleet_shown.columns
         assert shown(columns) == said(views)
         for _ in range(NUM_CHANGES):
             row = rng.randrange(len(views))
             views[row] = view(rng, row + 1, every, is_flawed=rng.random() < 0.5)
-            columns.set(row, views[row])
+            fleet_shown.set(row, views[row])
             assert shown(columns) == said(views)
 
 
@@ -121,7 +122,15 @@ class _Life:
         if self._ours:
             verdict = self._rng.choice((Evidence.SERVED, Evidence.UNREACHABLE, Evidence.NONE))
             ended = self._ours.pop(self._rng.randrange(len(self._ours)))
-            self.pool.flights.finish(ended, now=self.now, verdict=verdict)
+            ago_s, has_run = self._rng.choice((0.0, 0.0, 0.2)), self._rng.random() < 0.8
+            flights = self.pool.flights
+            flights.finish(
+                ended,
+                now=self.now - ago_s,
+                reported_at_s=self.now,
+                verdict=verdict,
+                has_run=has_run,
+            )
 
     def _tell(self, where: str) -> None:
         if self._told and self._rng.random() < 0.5:
@@ -134,13 +143,17 @@ class _Life:
     def _report(self, where: str) -> None:
         rng = self._rng
         active = rng.sample(ADAPTERS, rng.randint(0, 2))
-        num = rng.choice((0, 0, 1, 4))
-        said = report(num_running=num, active_adapters=frozenset(active if num else ()))
+        num, num_waiting = rng.choice((0, 0, 1, 4)), rng.choice((0, 0, 3))
+        said = report(
+            num_running=num,
+            num_waiting=num_waiting,
+            active_adapters=frozenset(active if num else ()),
+        )
         self.pool.record_report(where, said, taken_at_s=self.now)
 
     def _trouble(self, where: str) -> None:
         pool, rng = self.pool, self._rng
-        kind = rng.randrange(4)
+        kind = rng.randrange(5)
         if kind == 0:
             pool.record_unreachable(where)
         elif kind == 1 and self._ours:
@@ -148,6 +161,8 @@ class _Life:
         elif kind == 2:
             listed = cards(*rng.sample(ADAPTERS, rng.choice((1, len(ADAPTERS)))))
             pool.record_models(where, listed, now=self.now)
+        elif kind == 3 and self._ours:
+            pool.flights.move(self._ours[-1], where, now=self.now)
         else:
             self._told.clear()
             rng.choice((pool.told.forget, pool.told.begin))("x", now=self.now)
@@ -162,18 +177,67 @@ def test_the_columns_of_a_pool_say_what_its_views_say_whatever_happens(seed: int
         for _ in range(random.Random(seed).choice((1, 2, 5))):
             life.step()
         columns = life.pool.columns(now=life.now)
+        held = {name: columns.is_held(name, range(3)) for name in MODELS}
         assert shown(columns) == said(columns.views)
+        assert held == {name: bool(columns.holders(name)) for name in MODELS}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_columns_that_were_changed_in_place_are_those_that_are_made_anew(seed: int) -> None:
+    """After some steps of each length, so that what is wrong is not mended by a later one."""
+    life, rng = _Life(seed), random.Random(seed)
+    for _ in range(NUM_STEPS // 2):
+        for _ in range(rng.choice((1, 3, 9))):
+            life.pool.columns(now=life.now)
+            life.step()
+        changed = shown(life.pool.columns(now=life.now))
+        life.pool._views._columns = None
+
+        assert changed == shown(life.pool.columns(now=life.now))
 
 
 def test_models_that_all_list_share_what_says_so() -> None:
-    columns = Columns([endpoint_view(number) for number in (1, 2)])
+    columns = columns_of([endpoint_view(number) for number in (1, 2)])
 
     assert columns.open_rows("a") == columns.open_rows("b") == range(2)
 
 
 def test_what_is_remembered_of_models_is_bounded() -> None:
     names = [f"m-{n}" for n in range(MAX_MODELS + 1)]
-    columns = Columns([endpoint_view(1, registered=frozenset(names))])
+    columns = columns_of([endpoint_view(1, registered=frozenset(names))])
 
     assert all(columns.open_rows(name) == range(1) for name in names)
     assert len(columns._listing) == 1
+
+
+def test_an_adapter_that_has_gone_from_several_endpoints_at_once_is_held_by_none() -> None:
+    loaded, empty = endpoint_view(1, gpu_adapters=("a",)), endpoint_view(1)
+    made = Shown([loaded] * 3)
+    for row in range(3):
+        made.move(row, empty)
+
+    assert not made.columns.is_held("a", range(3))
+    assert not made.columns.is_holder(0, "a")
+    assert made.columns.holders("a") == made.columns.few_holders("a") == set()
+
+
+def test_candidates_are_viewed_as_they_were() -> None:
+    views = [endpoint_view(number, num_pending=number) for number in (1, 2, 3)]
+    made = Shown(views)
+    candidates = made.columns.candidates([0, 2])
+    made.set(2, endpoint_view(3, num_pending=9))
+
+    assert candidates[1] == views[2]
+    assert candidates[:1] == (views[0],)
+    assert list(candidates) == [views[0], views[2]]
+    assert candidates[1] is candidates.views[1]
+    assert candidates == (views[0], views[2])
+    assert candidates != 7
+
+
+def test_an_adapter_that_has_no_requests_is_counted_off_without_effect() -> None:
+    columns = columns_of([endpoint_view(1, pending_by_adapter={"a": 1})])
+    before = shown(columns)
+    columns.count(0, "b", 0)
+
+    assert shown(columns) == before

@@ -18,6 +18,7 @@ from extproc.queue.waiting import NOBODY, Ahead
 from extproc.tenancy import Claim, Share, SlotUse
 from extproc.types import EndpointView, RequestInfo
 from tests.builders import address, endpoint_view
+from tests.fleets import columns_of
 from tests.queue.scene import Scene
 
 GREEDY, MODEST, GOLD = "greedy", "modest", 10
@@ -155,7 +156,7 @@ def test_nobody_waits_longer_than_by_our_own_settings() -> None:
     request = RequestInfo("a", "a", claim=Claim())
 
     assert behind_s(told) == pytest.approx(SLOT_HOLD_S)
-    assert told.queue.reservations.kept_from(request, told.endpoints, now=told.now) == {
+    assert told.queue.reservations.kept_from(request, columns_of(told.endpoints), now=told.now) == {
         address(1): told.now + SLOT_HOLD_S
     }
 
@@ -216,13 +217,13 @@ def test_a_slot_that_another_router_keeps_is_kept_from_ours() -> None:
     slots, one, two = [full(1, "a", "b")], kept(), kept()
     one.add(held("x", Claim()), "x", slots, now=NOW)
     two.elsewhere = list(one)
-    freed = endpoint_view(1, max_loras=2, pending_by_adapter={one_left(one): 1})
+    freed = columns_of([endpoint_view(1, max_loras=2, pending_by_adapter={one_left(one): 1})])
     request = RequestInfo("y", "y", claim=Claim(tenant=GREEDY))
     wanted = RequestInfo("x", "x", claim=Claim(tenant=GREEDY))
 
-    assert two.kept_from(request, [freed], now=NOW)
-    assert not two.kept_from(wanted, [freed], now=NOW)
-    assert not two.kept_from(request, [freed], now=NOW + 10.0)
+    assert two.kept_from(request, freed, now=NOW)
+    assert not two.kept_from(wanted, freed, now=NOW)
+    assert not two.kept_from(request, freed, now=NOW + 10.0)
 
 
 def one_left(made: Reservations) -> str:

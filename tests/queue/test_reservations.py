@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from extproc.costs import Costs
 from extproc.phrases import FOR_SLOT
 from extproc.queue import QueueSettings, reservations
-from extproc.queue.reservations import Reservations
+from extproc.queue.reservations import MAX_LEFT, Reservations
 from extproc.queue.tickets import Ticket
 from extproc.tenancy import Claim, SlotUse
 from extproc.types import EndpointView, RequestInfo
 from tests.builders import address, endpoint_view
+from tests.fleets import columns_of
 
 SETTINGS = QueueSettings(slot_hold_s=10.0, slot_turn_s=5.0)
 GREEDY, MODEST = Claim(tenant="greedy"), Claim(tenant="modest")
@@ -157,7 +158,7 @@ def test_an_endpoint_whose_slots_are_unknown_may_keep_one() -> None:
         made.add(waiting(name), name, [(pod(1, None, *views), views)], now=NOW)
 
     assert leaving(made) == ["a"]
-    assert made.kept_from(request("z", GREEDY), [pod(1, None)], now=NOW) == {}
+    assert made.kept_from(request("z", GREEDY), columns_of([pod(1, None)]), now=NOW) == {}
 
 
 def test_an_adapter_has_one_and_keeps_it_until_it_is_not_asked_for_again() -> None:
@@ -180,7 +181,7 @@ def test_an_adapter_has_one_and_keeps_it_until_it_is_not_asked_for_again() -> No
 def test_it_lets_go_after_a_while(after_s: float, is_kept: bool) -> None:
     made = kept()
     made.add(waiting("x"), "x", one_pod(use()), now=NOW)
-    found = made.kept_from(request("a", GREEDY), [pod(1, 1, "a")], now=NOW + after_s)
+    found = made.kept_from(request("a", GREEDY), columns_of([pod(1, 1, "a")]), now=NOW + after_s)
     made.begin()
     made.add(waiting("x"), "x", one_pod(use()), now=NOW + after_s)
     made.end()
@@ -196,8 +197,8 @@ def test_two_that_wait_do_not_keep_each_other_from_what_is_free_for_one() -> Non
     made.begin()
     made.add(waiting("x"), "x", freed, now=NOW)
 
-    assert made.kept_from(request("x"), [FREED], now=NOW) == {}
-    assert made.kept_from(request("y"), [FREED], now=NOW) != {}
+    assert made.kept_from(request("x"), columns_of([FREED]), now=NOW) == {}
+    assert made.kept_from(request("y"), columns_of([FREED]), now=NOW) != {}
     assert [each.leaving for each in made] == ["b", "a"]
 
 
@@ -257,7 +258,7 @@ FULL, FREED = pod(1, 4, *"abcd"), pod(1, 4, *"bcd")
 def test_a_slot_is_kept_from_who_would_keep_it_or_take_it(
     adapter: str | None, claim: Claim, view: EndpointView, is_kept: bool
 ) -> None:
-    found = reserved().kept_from(request(adapter, claim), [view], now=NOW)
+    found = reserved().kept_from(request(adapter, claim), columns_of([view]), now=NOW)
 
     assert found == ({view.address: NOW + 10.0} if is_kept else {})
 
@@ -272,7 +273,7 @@ def test_what_is_reserved_is_free_once_the_other_has_gone() -> None:
 def is_kept(made: Reservations, adapter: str | None, *, after_s: float = 0.0) -> bool:
     """Whether the slot that a has left is kept from a request, even of the highest priority."""
     asked = request(adapter, Claim(priority=9))
-    return bool(made.kept_from(asked, (FREED,), now=NOW + after_s))
+    return bool(made.kept_from(asked, columns_of((FREED,)), now=NOW + after_s))
 
 
 def test_a_slot_that_another_router_s_request_left_is_that_router_s_for_a_moment() -> None:
@@ -285,7 +286,15 @@ def test_a_slot_that_another_router_s_request_left_is_that_router_s_for_a_moment
     assert not is_kept(made, "b")
     assert not is_kept(made, None)
     assert not is_kept(made, "y", after_s=0.1)
-    assert not made.has_any  # forgotten
+    assert not made._left  # forgotten
+
+
+def test_what_is_remembered_of_slots_that_were_left_is_bounded() -> None:
+    made = kept()
+    for number in range(MAX_LEFT + 3):
+        made.freed_elsewhere(address(number), "a", until_s=NOW + 1.0 + number)
+
+    assert len(made._left) == len(made._left_until) == MAX_LEFT
 
 
 def test_a_slot_that_is_reserved_here_is_had_at_once_whoever_left_it() -> None:
@@ -302,7 +311,7 @@ def test_what_is_let_go_is_kept_from_nobody() -> None:
     all_of_them.configure(SETTINGS)
 
     for each in (made, all_of_them):
-        assert each.kept_from(request("y", GREEDY), [FREED], now=NOW) == {}
+        assert each.kept_from(request("y", GREEDY), columns_of([FREED]), now=NOW) == {}
 
 
 CLAIMS = st.builds(Claim, tenant=st.sampled_from(["greedy", "modest"]), priority=st.integers(-1, 1))
@@ -326,4 +335,4 @@ def test_whatever_happens_few_are_kept_and_nobody_who_goes_first_is_kept_out(
         highest = request("new", Claim(tenant="got nothing", priority=lowest + 1))
         views = [pod(number, num_slots) for number in range(num_pods)]
         if all(each.priority == lowest for each in made):
-            assert made.kept_from(highest, views, now=NOW) == {}
+            assert made.kept_from(highest, columns_of(views), now=NOW) == {}

@@ -16,6 +16,7 @@ from extproc.queue.waiting import MAX_AHEAD, Line
 from extproc.tenancy import Claim
 from extproc.types import RequestInfo
 from tests.builders import endpoint_view
+from tests.fleets import columns_of
 from tests.queue.scene import REST_S, Scene, slow
 
 SHORT_S = 0.05
@@ -200,7 +201,7 @@ def test_one_for_the_base_model_keeps_no_slot() -> None:
     scene.queue.remove(scene.tickets["one"], now=scene.now)
 
     assert scene.held == ["two"]
-    assert scene.queue.reservations.kept_from(newcomer(), (), now=scene.now) == {}
+    assert scene.queue.reservations.kept_from(newcomer(), columns_of(()), now=scene.now) == {}
 
 
 def test_late_ones_are_let_go_first_by_nobody_of_0_and_above() -> None:

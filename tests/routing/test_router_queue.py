@@ -354,7 +354,7 @@ def test_the_adapter_that_a_slot_is_kept_for_waits_for_the_slot_and_not_for_its_
     made, _, _, _ = without_slot()
     another = ask(made, LATER_S, model="modest", hints=Hints(fairness_id="modest"))
 
-    assert made.queue.reservations.has_any
+    assert [*made.queue.reservations]
     assert another.ticket.reason == "slot"
 
 
@@ -396,13 +396,13 @@ def test_whoever_stands_in_line_goes_once_the_other_has_left() -> None:
 def test_a_slot_is_kept_for_nobody_once_the_one_it_was_kept_for_has_left() -> None:
     made, _, modest, _ = without_slot()
     now = LATER_S + 0.1
-    views = made.pool.snapshot(now=now).endpoints
+    columns = made.pool.columns(now=now)
     asked = [request(name, claim=Claim(tenant=name)) for name in ("greedy", "other")]
-    before = [made.queue.reservations.kept_from(each, views, now=now) for each in asked]
+    before = [made.queue.reservations.kept_from(each, columns, now=now) for each in asked]
     made.leave(modest.ticket, now=now)
 
     assert any(before)
-    assert [made.queue.reservations.kept_from(each, views, now=now) for each in asked] == [{}, {}]
+    assert [made.queue.reservations.kept_from(each, columns, now=now) for each in asked] == [{}, {}]
 
 
 def test_a_newcomer_whose_model_nobody_has_does_not_stand_in_line() -> None:

@@ -49,7 +49,7 @@ from extproc.routing.policies.harm import (
     homes,
     last_slots,
 )
-from extproc.routing.policies.least_harm_rows import Search, terms_of
+from extproc.routing.policies.least_harm_rows import Search, terms_of, wait_for
 from extproc.routing.policies.ranking import lowest, one_of
 from extproc.routing.policies.rows import RowChoice
 from extproc.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
@@ -115,15 +115,15 @@ class LeastHarm:
         request: RequestInfo,
         now: float,
         rng: random.Random,
-    ) -> RowChoice | None:
-        """Choose as `choose` does (`rows.RowChooser`); None where it waits, and for requests with
-        an objective for their tokens or a priority below 0."""
+    ) -> RowChoice | Wait | None:
+        """Choose as `choose` does (`rows.RowChooser`); None for requests with an objective for
+        their tokens or a priority below 0."""
         if request.claim.tpot_s is not None or request.claim.priority < 0:
             return None
         search = Search(self._weights, self._first_homes, columns, rows, request, now)
         ties = search.ties
         if not ties:
-            return None
+            return wait_for(columns, rows, request, now, self._weights)
         row = one_of(sorted(ties), rng)
         price, reason = terms_of(ties[row], self._weights), "base"
         if request.adapter is not None:

@@ -14,6 +14,7 @@ from itertools import chain, repeat
 from math import inf
 
 from extproc.fleet.columns import Columns
+from extproc.phrases import FOR_ROOM, FOR_SLOT
 from extproc.routing.policies.harm import (
     LAST_SLOT_RATIO,
     LATE_RATIO,
@@ -22,9 +23,8 @@ from extproc.routing.policies.harm import (
     ROOM_RATIO,
     FirstHomes,
     Weights,
-    homes,
 )
-from extproc.types import RequestInfo
+from extproc.types import RequestInfo, Wait
 
 Price = tuple[float, float, int, float, float, float, float, float]
 """Of a row: prompts ahead, the own prompt, pending requests, load, slot, a wait for one, the
@@ -56,30 +56,41 @@ class Search:
         now: float,
     ) -> None:
         adapter, self._slot_s, self._rest_load_s = request.adapter, 0.0, 0.0
+        self.ties: Mapping[int, Price] = {}
+        latest_s = now + ROOM_RATIO * weights.objective_s(request)
+        if not _is_place_left(columns, rows, adapter, latest_s):
+            return
         self.running: Mapping[int, int] = _NONE
         self._order: Iterable[int] = ()
         self._few: Sequence[tuple[int, int]] = ()
-        if adapter is not None and len(rows) == len(columns.views):
+        if adapter is not None and len(rows) == len(columns.addresses):
             running = self.running = columns.running(adapter)
             num, places = sum(running.values()) if running else 0, len(running)
             free = columns.all_free
             self._slot_s = weights.slot_price_s(columns.all_slots, free, num, places)
             self._arrange(first_homes, columns, adapter)
         elif adapter is not None:
-            self._weigh(weights, columns, rows, adapter)
+            self._weigh(weights, first_homes, columns, rows, adapter)
         self.ties = self._look(weights, columns, rows, request, now)
 
     def _arrange(self, first_homes: FirstHomes, columns: Columns, adapter: str) -> None:
         """Put all rows in order, and those first where it is loaded, if they are few."""
-        addresses, holders = columns.addresses, columns.holders(adapter)
+        addresses, holders = columns.addresses, columns.few_holders(adapter)
         first = self._order = first_homes.of(adapter, addresses)
         if len(first) < len(addresses):
             self._order = first_homes.all(adapter, addresses)
-        elif len(holders) <= _FEW:
+        elif holders is not None and len(holders) <= _FEW:
             running, self._rest_load_s = self.running, columns.least_cold_load_s
             self._few = [(~first[row], row) for row in holders if row not in running]
 
-    def _weigh(self, weights: Weights, columns: Columns, rows: Sequence[int], adapter: str) -> None:
+    def _weigh(
+        self,
+        weights: Weights,
+        first_homes: FirstHomes,
+        columns: Columns,
+        rows: Sequence[int],
+        adapter: str,
+    ) -> None:
         """Price a slot for the adapter by some of all rows, and put them in order."""
         slots, used, everywhere = columns.num_slots, columns.num_used, columns.running(adapter)
         running = self.running = {row: everywhere[row] for row in rows if row in everywhere}
@@ -87,8 +98,7 @@ class Search:
         num_free = sum([slots[row] - used[row] for row in rows if slots[row] > used[row]])
         num = sum(running.values())
         self._slot_s = weights.slot_price_s(num_slots, num_free, num, len(running))
-        places = homes(adapter, tuple([columns.addresses[row] for row in rows]))
-        self._order = [row for _, row in sorted(zip(places, rows, strict=True))]
+        self._order = filter(set(rows).__contains__, first_homes.all(adapter, columns.addresses))
 
     def _look(
         self,
@@ -125,7 +135,7 @@ class Search:
             num_bytes = min(map(request.rest_bytes, cached or ("",)))
         least_s = num_bytes * columns.least_s_per_byte
         least_stall_s = PROMPT_STALL_RATIO * least_s + pending_s
-        best_s, ties, has_slot = inf, dict[int, Price](), False
+        best_s, ties = inf, dict[int, Price]()
         first = zip(repeat(None), rows if adapter is None else running)
         for place, row in chain(first, self._few, enumerate(self._order)):
             busy = busy_at[row]
@@ -149,19 +159,17 @@ class Search:
             price_s = first_s + (PROMPT_STALL_RATIO * prompt_s + pending_s) * busy
             load_s = opening_s = wait_s = late_s = 0.0
             if place is None:
-                away_s, has_slot = 0.0, True
+                away_s = 0.0
             else:
-                num_slots, view = columns.num_slots[row], columns.views[row]
+                num_slots = columns.num_slots[row]
                 num_free = num_slots - columns.num_used[row]
                 opening_s = slot_s * (1 + LAST_SLOT_RATIO / num_free if num_free > 0 else 1.0)
                 price_s += opening_s + away_s
-                load_s = view.costs.load_s(adapter or "", view.gpu_adapters, view.cpu_adapters)
+                load_s = columns.load_s(row, adapter or "")
                 first_s += load_s
                 load_s *= 1 + LOAD_STALL_RATIO * busy
                 price_s += load_s
-                if num_free > 0 or not num_slots:
-                    has_slot = True
-                else:
+                if num_slots and num_free <= 0:
                     wait_s = weights.full_s
                     price_s += wait_s
             if first_s > LATE_RATIO * objective_s:
@@ -171,7 +179,7 @@ class Search:
                 if price_s < best_s:
                     best_s, ties = price_s, {}
                 ties[row] = ahead_s, prompt_s, busy, load_s, opening_s, wait_s, away_s, late_s
-        return ties if has_slot or (ties and _is_slot_left(columns, rows, latest_s)) else {}
+        return ties
 
 
 def terms_of(price: Price, weights: Weights) -> Mapping[str, float]:
@@ -189,11 +197,36 @@ def terms_of(price: Price, weights: Weights) -> Mapping[str, float]:
     }
 
 
-def _is_slot_left(columns: Columns, rows: Sequence[int], latest_s: float) -> bool:
-    """Return whether a row that has room has a free slot: those looked at have not."""
-    slots, used = columns.num_slots, columns.num_used
-    return any(
-        columns.has_room[row] and columns.done_s[row] <= latest_s
-        for row in rows
-        if not 0 < slots[row] <= used[row]
+def wait_for(
+    columns: Columns, rows: Sequence[int], request: RequestInfo, now: float, weights: Weights
+) -> Wait:
+    """Return the wait of a request for which no row has room, or none that has has a slot."""
+    most_ahead_s = ROOM_RATIO * weights.objective_s(request)
+    latest_s, done_at, has_room = now + most_ahead_s, columns.done_s, columns.has_room
+    reason = FOR_ROOM
+    for row in rows:
+        if has_room[row]:
+            reason = "room"
+            if done_at[row] <= latest_s:
+                reason = FOR_SLOT
+                break
+    behind_s = [done_at[row] for row in rows if done_at[row] > latest_s]
+    return Wait(min(behind_s, default=inf) - most_ahead_s, reason)
+
+
+def _is_place_left(
+    columns: Columns, rows: Sequence[int], adapter: str | None, latest_s: float
+) -> bool:
+    """Return whether a row has room, and a slot that is free or the adapter's own."""
+    slots, used, has_room, done_at = (
+        columns.num_slots,
+        columns.num_used,
+        columns.has_room,
+        columns.done_s,
     )
+    running: Mapping[int, int] = _NONE if adapter is None else columns.running(adapter)
+    for row in rows:
+        has_slot = adapter is None or row in running or not 0 < slots[row] <= used[row]
+        if has_slot and has_room[row] and done_at[row] <= latest_s:
+            return True
+    return False

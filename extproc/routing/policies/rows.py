@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Struct
 
 from extproc.fleet.columns import Columns
-from extproc.types import RequestInfo, Terms
+from extproc.types import RequestInfo, Terms, Wait
 
 
 class RowChoice(Struct, frozen=True, gc=False):
@@ -33,7 +33,9 @@ class RowChoice(Struct, frozen=True, gc=False):
 _MANY = 2**29
 """More requests than any endpoint has, in an int that Python compares fast."""
 
-RowChooser = Callable[[Columns, Sequence[int], RequestInfo, float, random.Random], RowChoice | None]
+RowChooser = Callable[
+    [Columns, Sequence[int], RequestInfo, float, random.Random], RowChoice | Wait | None
+]
 """Chooses among some rows, at least one, in their order, at a time."""
 
 
@@ -88,9 +90,6 @@ def affinity_of(columns: Columns, rows: Sequence[int], chosen: int, adapter: str
     rows, `cold` if at none; "" without an adapter."""
     if adapter is None:
         return ""
-    holders = columns.holders(adapter)
-    if chosen in holders:
+    if columns.is_holder(chosen, adapter):
         return "hit"
-    is_all = len(rows) == len(columns.addresses)
-    has_none = not holders or (not is_all and holders.isdisjoint(rows))
-    return "cold" if has_none else "spill"
+    return "spill" if columns.is_held(adapter, rows) else "cold"

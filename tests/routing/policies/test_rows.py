@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from extproc.fleet.columns import Columns
 from extproc.observe.explanation import chosen_terms
 from extproc.observe.telemetry import affinity_of_views
 from extproc.routing.admission import AdmissionSettings, Ranks
@@ -19,9 +19,9 @@ from extproc.routing.policies import Founding, LeastHarm, Policy
 from extproc.routing.policies.harm import NUM_FIRST_HOMES, FirstHomes, homes
 from extproc.routing.policies.rows import next_rows, row_chooser
 from extproc.tenancy import Claim
-from extproc.types import Choice, EndpointView, Pick, RequestInfo, Snapshot
+from extproc.types import Choice, EndpointView, Pick, RequestInfo, Snapshot, Wait
 from tests.builders import BASE, address, endpoint_view, picker_of, request
-from tests.fleets import fleet, view
+from tests.fleets import columns_of, fleet, view
 from tests.strategies import ADAPTERS
 
 POLICIES: dict[str, Callable[[], Policy]] = {
@@ -47,7 +47,7 @@ def asked(rng: random.Random) -> RequestInfo:
 
 def picks(
     views: Sequence[EndpointView], info: RequestInfo, *, policy: str, seed: int = 0, **fields: Any
-) -> tuple[object, Pick | None]:
+) -> tuple[object, Pick | Wait | None]:
     """The results by views and by columns, each with a rng of its own."""
     asked = Snapshot(tuple(views), 100.0)
     settings = PickerSettings(**fields)
@@ -61,11 +61,13 @@ def picks(
         )
         for _ in range(2)
     ]
-    return pickers[0].pick(asked, info), pickers[1].pick_row(Columns(views), asked, info)
+    return pickers[0].pick(asked, info), pickers[1].pick_row(columns_of(views), info, now=asked.now)
 
 
-def is_the_same(by_views: object, by_rows: Pick) -> bool:
+def is_the_same(by_views: object, by_rows: Pick | Wait) -> bool:
     """Whether both say the same, and the one by columns what the other leaves to be asked."""
+    if isinstance(by_rows, Wait):
+        return by_rows == by_views
     assert isinstance(by_views, Pick)
     adapter, price = by_rows.request.adapter, by_rows.price or {}
     return (
@@ -103,8 +105,6 @@ def test_the_usual_request_is_picked_for_by_columns(policy: str, adapter: str | 
 @pytest.mark.parametrize(
     "unusual",
     [
-        request("a", subset=frozenset({address(1)})),
-        request("a", session="s"),
         request("a", model=""),
         request("a", claim=Claim(priority=-1)),
         request("nobody's"),
@@ -121,16 +121,60 @@ def test_what_needs_a_look_at_the_views_is_left_to_them(policy: str, unusual: Re
 def test_caps_and_ranks_are_left_to_the_views(admission: AdmissionSettings) -> None:
     picker, views = picker_of("least_harm", admission=admission), (endpoint_view(1),)
 
-    assert picker.pick_row(Columns(views), Snapshot(views), request("a")) is None
+    assert picker.pick_row(columns_of(views), request("a"), now=0.0) is None
 
 
-def test_who_waits_and_tokens_with_an_objective_are_left_to_the_views() -> None:
-    full = [endpoint_view(number, max_loras=1, pending_by_adapter={"b": 1}) for number in (1, 2)]
+def test_tokens_with_an_objective_are_left_to_the_views() -> None:
     timed = request("a", claim=Claim(tpot_s=0.1))
 
-    assert picks(full, request("a"), policy="least_harm")[1] is None
     assert picks([endpoint_view(1)], timed, policy="least_harm")[1] is None
-    assert picks([endpoint_view(1, has_room=False)], request(None), policy="least_harm")[1] is None
+
+
+@pytest.mark.parametrize(
+    ("adapter", "fields", "expected"),
+    [
+        ("a", {"max_loras": 1, "pending_by_adapter": {"b": 1}}, Wait(inf, "slot")),
+        (None, {"has_room": False}, Wait(inf, "full")),
+        (None, {"prompts_done_s": 101.0}, Wait(100.75, "room")),
+        (None, {"prompts_done_s": 101.0, "has_room": False}, Wait(100.75, "full")),
+    ],
+)
+def test_who_waits_by_columns_waits_as_by_views(
+    adapter: str | None, fields: dict[str, Any], expected: Wait
+) -> None:
+    views = [endpoint_view(number, **fields) for number in (1, 2)]
+
+    assert picks(views, request(adapter), policy="least_harm") == (expected, expected)
+
+
+@pytest.mark.parametrize("policy", ["founding", "least_harm"])
+def test_a_subset_and_a_session_are_kept_to_by_columns_as_by_views(policy: str) -> None:
+    views = [endpoint_view(number, max_loras=4) for number in range(1, 7)]
+    by_views, by_rows = picker_of(policy), picker_of(policy)
+    columns, addresses = columns_of(views), frozenset(map(address, (2, 4, 5)))
+    reasons = set[str]()
+    for number in range(20):
+        session, subset = f"s{number % 3}", addresses if number % 2 else None
+        info = request("a", session=session, subset=subset)
+        found = by_rows.pick_row(columns, info, now=0.0)
+
+        assert isinstance(found, Pick)
+        assert is_the_same(by_views.pick(Snapshot(tuple(views)), info), found)
+        assert subset is None or found.address in subset
+        reasons.add(found.reason)
+    assert "session" in reasons
+
+
+def test_what_is_kept_from_a_request_is_full_for_it() -> None:
+    views = [endpoint_view(number, max_loras=4) for number in (1, 2, 3)]
+    left = [replace(each, is_full=each.address == address(2)) for each in views]
+    by_views = picker_of("least_harm").pick(Snapshot(tuple(left)), request("a"))
+    by_rows = picker_of("least_harm").pick_row(
+        columns_of(views), request("a"), {address(2)}, now=0.0
+    )
+
+    assert by_rows is not None
+    assert is_the_same(by_views, by_rows)
 
 
 class Broken:
@@ -154,11 +198,11 @@ def test_a_policy_that_fails_by_columns_is_asked_by_views_and_then_its_fallback(
         on_policy_error=lambda name, _error: failures.append(name),
     )
     views = (endpoint_view(1),)
-    by_rows = picker.pick_row(Columns(views), Snapshot(views), request("a"))
+    by_rows = picker.pick_row(columns_of(views), request("a"), now=0.0)
 
     assert (by_rows, failures) == (None, ["broken"])
     with pytest.raises(ArithmeticError):
-        picker_with(Broken()).pick_row(Columns(views), Snapshot(views), request("a"))
+        picker_with(Broken()).pick_row(columns_of(views), request("a"), now=0.0)
 
 
 def picker_with(policy: Policy) -> Picker:
@@ -191,7 +235,7 @@ def test_a_pick_in_a_large_fleet_is_that_by_views(seed: int) -> None:
 
 
 def test_of_alternates_that_are_alike_the_first_come_first() -> None:
-    columns = Columns([endpoint_view(number, gpu_adapters=("a",)) for number in range(1, 10)])
+    columns = columns_of([endpoint_view(number, gpu_adapters=("a",)) for number in range(1, 10)])
 
     assert next_rows(columns, range(9), 0, "a", 8) == list(range(1, 9))
     assert next_rows(columns, [1, 2, 8], 2, "a", 2) == [1, 8]
@@ -214,7 +258,7 @@ def test_equals_are_drawn_among_all_of_them_in_the_same_order(seed: int) -> None
     views = [endpoint_view(number, gpu_adapters=("a",)) for number in range(1, 10)]
     by_views, by_rows = picks(views, request("a"), policy="without homes", seed=seed)
 
-    assert by_rows is not None
+    assert isinstance(by_rows, Pick)
     assert isinstance(by_views, Pick)
     assert by_rows.address == by_views.address
 
@@ -230,5 +274,5 @@ def test_a_cached_beginning_is_found_however_far_it_is_from_home(number: int) ->
     )
     by_rows = picks(views, info, policy="least_harm")[1]
 
-    assert by_rows is not None
+    assert isinstance(by_rows, Pick)
     assert by_rows.address == address(number)
