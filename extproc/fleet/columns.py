@@ -1,4 +1,4 @@
-"""What decisions read of a pool's endpoints, as parallel sequences: row i is that of
+"""The facts that decisions read of a pool's endpoints, as parallel sequences: row i is that of
 `addresses[i]`.
 
 A decision that visits endpoint after endpoint costs a microsecond for each of them. Most decisions
@@ -325,8 +325,8 @@ class Candidates(Sequence[EndpointView]):
     """Endpoints without a flaw, as they were at one moment.
 
     Views of them are made for those who look. They say what a choice went by: of an endpoint's load
-    its pending requests, when its prompts are computed and whether it has room, no more. What is
-    resident where the choice did not depend on it is as of the last look.
+    its pending requests, when its prompts are computed and whether it has room, no more. Resident
+    adapters that the choice did not depend on are as of the last look.
     """
 
     __slots__ = ("_done_s", "_facts", "_has_room", "_num_pending", "_rows", "_states", "_views")

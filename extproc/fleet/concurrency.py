@@ -19,9 +19,10 @@ Rules:
    Such an engine has room for `START`, or `START_RATIO` times the most that its reports have shown
    to run. Else many that come at once would all be in it before its first report shows that they
    wait.
-   Where requests have their places for long (`LONG_S`), what waits behind them waits for long, too,
-   and others get what is freed elsewhere meanwhile. There none are spare, unless nobody has waited
-   for `FORGET_S` and as long as a place is had.
+   Where `MANY` requests and more have their places for long (`LONG_S`), what waits behind them
+   waits for long, too, and others get what is freed elsewhere meanwhile. There none are spare,
+   unless nobody has waited for `FORGET_S` and as long as a place is had. Of few places an empty one
+   is too large a part.
 4. An engine counts sequences: a request for several is as many. Of those some end before others,
    so an end without our knowledge is one of a whole request.
 5. The requests there are those that routers know of, and no more than the last report has and picks
@@ -54,6 +55,9 @@ are late where many requests keep a router busy, which is when many would be sen
 LONG_S, LONG_KEPT = 1.0, 31 / 32
 """A place that is freed with so long before the next one is; what is kept of the mean, with each
 end."""
+MANY = 8
+"""Places, of which one may be empty until the next request comes, and requests of a tenant that
+leaves one to others: an eighth of them at most."""
 LATE_KEPT = 7 / 8
 """Of the mean number of ends that were not heard of, with each report."""
 NUM_STEPS = 2
@@ -174,7 +178,8 @@ class Room:
         """Of the places that are learned, those in which a request may have to wait."""
         limit = self.limit or 0
         held_s = self.held_s
-        is_tried = held_s < LONG_S or self._asked_s >= self._waited_s + max(FORGET_S, held_s)
+        is_soon = held_s < LONG_S or limit < MANY
+        is_tried = is_soon or self._asked_s >= self._waited_s + max(FORGET_S, held_s)
         return SPARE * is_tried + min(limit, round(self._mean_late))
 
     def _limit_to(self, num_running: int, now: float) -> None:

@@ -14,14 +14,12 @@ from math import exp
 
 from msgspec import Struct
 
+from extproc.fleet.concurrency import MANY
 from extproc.tenancy import Claim
 
 LATELY_S = 10.0
 """So long after a request of it began or ended, places are left to a tenant; and the time constant
 of how many it has."""
-MANY = 8
-"""Sequences of a tenant that leaves places to others."""
-
 _Who = tuple[int, str]
 
 
@@ -38,7 +36,7 @@ class _Load(Struct):
         self.num += num
 
     def mean_at(self, now: float) -> float:
-        return self.num + (self.mean - self.num) * exp((self.at_s - now) / LATELY_S)
+        return self.num + (self.mean - self.num) * exp(min(0.0, self.at_s - now) / LATELY_S)
 
 
 class Tenants:

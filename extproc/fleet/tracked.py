@@ -59,7 +59,7 @@ class InFlight(Struct, frozen=True):
 
 
 class Trouble(NamedTuple):
-    """What may be wrong with an endpoint; see `EndpointView`.
+    """The trouble of one endpoint; see `EndpointView`.
 
     Attributes:
         num_failed: Failures that count as requests there: for a choice, and no request is rejected
@@ -102,7 +102,7 @@ class Tracked:
         row: Its place among the pool's endpoints.
         columns: In which it keeps its row true; None where it is stale, or in some trouble.
         made_s: When its row was made; after `expires_s`, it is not true.
-        facts: What is known of it that no request changes, until `facts_until_s`; None where it is
+        facts: Knowledge of it that no request changes, until `facts_until_s`; None where it is
             no longer true.
         is_known: As a view has it; `trouble` likewise.
     """

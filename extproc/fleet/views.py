@@ -1,9 +1,9 @@
 """Keeps the columns of a pool's endpoints true.
 
 No request changes most of what is known of an endpoint. These *facts* are made anew where a report,
-a listing or a call of ours has brought news. What a request changes at an endpoint that is in no
-trouble, the endpoint writes into its row at once (`Tracked.columns`). Any other one is *stale*
-after each change: its row is made anew when somebody asks.
+a listing or a call of ours has brought news. An endpoint in no trouble writes what a request
+changes there into its row at once (`Tracked.columns`). Any other one is *stale* after each change:
+its row is made anew when somebody asks.
 """
 
 from __future__ import annotations

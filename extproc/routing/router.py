@@ -9,9 +9,9 @@ from math import inf
 from msgspec.structs import replace
 
 from extproc.address import is_in_subset
+from extproc.fleet.concurrency import MANY
 from extproc.fleet.pool import Pool
 from extproc.fleet.prefixes import renamed
-from extproc.fleet.tenants import MANY
 from extproc.phrases import FOR_POD, FOR_ROOM, FOR_TURN
 from extproc.queue import HoldQueue, Reach, Ticket, Waiting
 from extproc.rejections import asleep, no_endpoints

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.fleet.tenants import LATELY_S, MANY, Tenants
+from extproc.fleet.concurrency import MANY
+from extproc.fleet.tenants import LATELY_S, Tenants
 from extproc.tenancy import Claim
 
 
