@@ -119,7 +119,7 @@ class Flights:
         # Many may last long: each would keep a state of all endpoints in memory.
         kept = replace(pick, candidates=(), price=None)
         self._count(kept, now, tracked, adapter, now=now, place=place, probe=probe)
-        self.tenants.begin(request.claim, request.num_sequences, now=now)
+        self.tenants.count(request.claim, request.num_sequences, now=now)
         if request.request_id:
             self._by_request_id[request.request_id] = pick.id
 
@@ -184,7 +184,7 @@ class Flights:
         request, at_s = pick.request, now if reported_at_s is None else reported_at_s
         if self._by_request_id.get(request.request_id) == pick_id:
             del self._by_request_id[request.request_id]
-        self.tenants.end(request.claim, request.num_sequences, now=now)
+        self.tenants.count(request.claim, -request.num_sequences, now=now)
         refused = self._refused.pop(pick_id, ())
         for each in filter(None, map(self._find, refused)):
             each.fullness.settle(pick_id, was_taken=verdict is _SERVED)

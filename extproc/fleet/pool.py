@@ -40,7 +40,7 @@ from extproc.fleet.speeds import Speeds
 from extproc.fleet.tracked import InFlight, Tracked, is_restart
 from extproc.fleet.views import Views
 from extproc.tenancy import SlotUse
-from extproc.types import Endpoint, EndpointView, LoadReport, ModelCard, Snapshot
+from extproc.types import Endpoint, LoadReport, ModelCard, Snapshot
 
 __all__ = ["InFlight", "Pool", "PoolSettings"]
 
@@ -307,19 +307,17 @@ class Pool:
 
     # --- state ------------------------------------------------------------------------------
 
-    def places(self, view: EndpointView, *, now: float) -> tuple[float, int]:
-        """Return for how many sequences an endpoint of a snapshot has room, and how many are there:
-        see `Room`."""
-        tracked = self._tracked[view.address]
-        num_there, most = view.num_pending + view._num_foreign, tracked.traits.max_in_flight
-        return tracked.room.places(num_there, most, is_known=view.is_known, now=now)
+    def places(self, address: str, *, now: float) -> tuple[float, int]:
+        """Return for how many sequences an endpoint of the columns of `now` has room, and how many
+        are there: see `Room`."""
+        return self._tracked[address].places(now)
 
-    def num_free(self, view: EndpointView, *, now: float) -> float:
-        """Return how many more sequences would run at once on an endpoint of a snapshot; infinite
-        for not known, and where places are soon free again."""
-        tracked = self._tracked[view.address]
+    def num_free(self, address: str, *, now: float) -> float:
+        """Return how many more sequences would run at once on such an endpoint; infinite for not
+        known, and where places are soon free again."""
+        tracked = self._tracked[address]
         room, max_in_flight = tracked.room, tracked.traits.max_in_flight
-        most, num_there = self.places(view, now=now)
+        most, num_there = tracked.places(now)
         if room.held_s < LONG_S or (room.limit is None and max_in_flight is None):
             return inf
         return max(0.0, most - num_there - (room.num_spare if max_in_flight is None else 0))

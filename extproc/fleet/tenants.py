@@ -31,12 +31,8 @@ class _Load(Struct):
     mean: float = 0.0
     seen_s: float = 0.0  # a request began or ended
 
-    def add(self, num: int, now: float) -> None:
-        self.mean, self.at_s = self.mean_at(now), now
-        self.num += num
-
     def mean_at(self, now: float) -> float:
-        return self.num + (self.mean - self.num) * exp(min(0.0, self.at_s - now) / LATELY_S)
+        return self.num + (self.mean - self.num) * _kept(self.at_s, now)
 
 
 class Tenants:
@@ -46,13 +42,19 @@ class Tenants:
         self._all = _Load(0.0)
         self._loads: dict[_Who, _Load] = {}  # in order of `at_s`
 
-    def begin(self, claim: Claim, num: int, *, now: float) -> None:
-        """Count a request of so many sequences."""
-        self._add(claim, num, now)
-
-    def end(self, claim: Claim, num: int, *, now: float) -> None:
-        """Count its end."""
-        self._add(claim, -num, now)
+    def count(self, claim: Claim, num: int, *, now: float) -> None:
+        """Count a request of so many sequences, or its end by as many less."""
+        who, every = (claim.priority, claim._flow), self._all
+        load = self._loads.pop(who, None) or _Load(now)
+        self._loads[who] = load
+        # Of each of the two `mean_at`, written out: every request comes here twice.
+        every.mean = every.num + (every.mean - every.num) * _kept(every.at_s, now)
+        load.mean = load.num + (load.mean - load.num) * _kept(load.at_s, now)
+        every.at_s = load.at_s = load.seen_s = now
+        every.num += num
+        load.num += num
+        if len(self._loads) > 1:
+            self._forget(now)
 
     def is_alone(self, claim: Claim, now: float) -> bool:
         """Return whether no request of anybody else has begun or ended lately."""
@@ -62,24 +64,17 @@ class Tenants:
     def num_left(self, claim: Claim, now: float) -> int:
         """Return how many places a request leaves to others, at least: none unless many run of its
         tenant, and more than its share, and there are others of its priority or a higher one."""
-        self._forget(now)
         who, loads, everything = (claim.priority, claim._flow), self._loads, self._all
         own = loads.get(who)
-        if own is None or own.num < MANY or own.num * len(loads) <= everything.num:
+        if own is None or own.num < MANY or len(loads) < 2:
+            return 0
+        self._forget(now)
+        if own.num * len(loads) <= everything.num:
             return 0
         if not any(each[0] >= claim.priority for each in loads if each != who):
             return 0
         mean = everything.mean_at(now) - own.mean_at(now)
         return max(0, 1 + round(mean - (everything.num - own.num)))
-
-    def _add(self, claim: Claim, num: int, now: float) -> None:
-        self._all.add(num, now)
-        who = claim.priority, claim._flow
-        load = self._loads.pop(who, None) or _Load(now)
-        load.add(num, now)
-        load.seen_s = now
-        self._loads[who] = load
-        self._forget(now)
 
     def _forget(self, now: float) -> None:
         """Forget the first ones that were not seen lately, and have nothing; who has goes on."""
@@ -90,5 +85,10 @@ class Tenants:
                 return
             del loads[who]
             if load.num:
-                load.add(0, now)
+                load.mean, load.at_s = load.mean_at(now), now
                 loads[who] = load
+
+
+def _kept(from_s: float, to_s: float) -> float:
+    """Return the part of a mean that is left."""
+    return exp((from_s - to_s) / LATELY_S) if from_s < to_s else 1.0

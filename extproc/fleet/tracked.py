@@ -236,13 +236,14 @@ class Tracked:
         return self.num_sequences + others.num_told + num_foreign
 
     def _has_room(self) -> bool:
-        most, num_taken = self.room.places(
-            self._num_there(),
-            self.traits.max_in_flight,
-            is_known=self.is_known,
-            now=self.made_s,  # with time, its row is made anew
-        )
+        most, num_taken = self.places(self.made_s)  # with time, its row is made anew
         return num_taken < most
+
+    def places(self, now: float) -> tuple[float, int]:
+        """Return for how many sequences it has room, and how many are there: see `Room`."""
+        return self.room.places(
+            self._num_there(), self.traits.max_in_flight, is_known=self.is_known, now=now
+        )
 
     def renew(self) -> None:
         """Take all of the row for untrue."""

@@ -278,7 +278,7 @@ class Router:
         it.
         """
         if self._takes_others(request, now) or (
-            request.num_sequences > 1 and self._overfills(request, self.pool.snapshot(now=now))
+            request.num_sequences > 1 and self._overfills(request, now)
         ):
             return Wait(now + FULL_WAIT_S, FOR_ROOM)
         columns = self.pool.columns(now=now)
@@ -319,31 +319,30 @@ class Router:
         num_left = self.pool.flights.tenants.num_left(claim, now) if claim._waits else 0
         if not num_left:
             return False
-        for view in self._takers(request, self.pool.snapshot(now=now)):
-            num_there += view.num_pending
-            num_free += self.pool.num_free(view, now=now)
+        for address in self._takers(request, now):
+            num_there += self.pool.places(address, now=now)[1]
+            num_free += self.pool.num_free(address, now=now)
             if num_free > num_left:
                 return False
         return num_there >= MANY  # where fewer run, each place is too much to lose
 
-    def _takers(self, request: RequestInfo, snapshot: Snapshot) -> Iterator[EndpointView]:
+    def _takers(self, request: RequestInfo, now: float) -> Iterator[str]:
         """Yield the endpoints that can take a request, whether they have room or not."""
-        subset = request.subset
-        for view in snapshot.endpoints:
-            is_up = view.is_ready and not view._has_flaw and view.has_registered(request.model)
-            if is_up and (subset is None or is_in_subset(view.address, subset)):
-                yield view
+        columns, subset = self.pool.columns(now=now), request.subset
+        for row in columns.open_rows(request.model):
+            address = columns.addresses[row]
+            if subset is None or is_in_subset(address, subset):
+                yield address
 
-    def _overfills(self, request: RequestInfo, snapshot: Snapshot) -> bool:
+    def _overfills(self, request: RequestInfo, now: float) -> bool:
         """Return whether a request of more sequences than any pod has room for has to wait, as half
         of the pods have more than they have room for, and other tenants have had requests lately.
 
         The engine runs such a request's sequences in order of arrival, before all that come later.
         """
-        if self.pool.flights.tenants.is_alone(request.claim, snapshot.now):
+        if self.pool.flights.tenants.is_alone(request.claim, now):
             return False
-        takers = self._takers(request, snapshot)
-        places = [self.pool.places(view, now=snapshot.now) for view in takers]
+        places = [self.pool.places(each, now=now) for each in self._takers(request, now)]
         # One in which nobody has waited yet has no more room than others.
         known = max([most for most, _ in places if most < inf], default=inf)
         free = [min(most, known) - num for most, num in places]
@@ -353,11 +352,12 @@ class Router:
     def _least_ttft_s(self, request: RequestInfo, now: float) -> float:
         """Return the time to its first token that a request needs at least, by estimate."""
         adapter = None if request.adapter is None else self.catalog.served(request.adapter)
+        columns = self.pool.columns(now=now)
         return min(
             (
-                request.rest_bytes(view.address) * view.costs.prompt_s_per_byte
-                + (0.0 if adapter is None else load_s(view, adapter))
-                for view in self.pool.snapshot(now=now).endpoints
+                request.rest_bytes(address) * columns.s_per_byte[row]
+                + (0.0 if adapter is None else columns.load_s(row, adapter))
+                for row, address in enumerate(columns.addresses)
             ),
             default=0.0,
         )

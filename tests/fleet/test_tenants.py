@@ -26,11 +26,11 @@ class Scene:
 
     def begin(self, tenant: str, num: int = 1, *, priority: int = 0) -> Scene:
         for _ in range(num):
-            self.tenants.begin(claim(tenant, priority), 1, now=self.now)
+            self.tenants.count(claim(tenant, priority), 1, now=self.now)
         return self
 
     def end(self, tenant: str, *, priority: int = 0) -> Scene:
-        self.tenants.end(claim(tenant, priority), 1, now=self.now)
+        self.tenants.count(claim(tenant, priority), -1, now=self.now)
         return self
 
     def num_left(self, tenant: str, *, priority: int = 0) -> int:
