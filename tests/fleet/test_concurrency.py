@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.fleet import concurrency
 from extproc.fleet.concurrency import (
     FORGET_S,
     LONG_S,
@@ -87,22 +88,26 @@ def full_engine(num_running: int = 8, num_waiting: int = 4) -> Engine:
     return engine
 
 
-def test_an_engine_of_which_nothing_is_known_gets_few_until_its_reports_show_that_they_run() -> (
-    None
-):
+def test_an_engine_of_which_nothing_is_known_gets_few_until_its_reports_show_that_they_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(concurrency, "START", 16)
     engine = Engine()
     engine.says(0)
-    assert engine.places() == START
+    assert engine.places() == 16
 
-    engine.pick(START)
+    engine.pick(16)
     assert engine.places() == 0
-    engine.says(START // 2)
+    engine.says(8)
     assert engine.places() == 0
-    engine.says(START)
-    assert engine.places() == int(START * START_RATIO) - START
+    engine.says(16)
+    assert engine.places() == int(16 * START_RATIO) - 16
 
 
-def test_an_engine_that_has_run_many_once_gets_as_many_again() -> None:
+def test_an_engine_that_has_run_many_once_gets_as_many_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(concurrency, "START", 16)
     engine = Engine()
     engine.says(40)
     engine.says(0)
