@@ -45,8 +45,8 @@ SPARE = 1
 """Requests that may wait in an engine, beyond those that end until we hear of it."""
 FORGET_S = 10.0
 START, START_RATIO = 256, 2.0
-"""Requests that an engine gets of which nothing is known: as many as vLLM runs by default. With 16 a
-router whose short requests' ends are told late held them, up to 0.4 s at the 99th percentile.
+"""Requests that an engine gets of which nothing is known: as many as vLLM runs by default. With 16
+a router whose short requests' ends are told late held them, up to 0.4 s at the 99th percentile.
 """
 LOST_S = 10.0
 """So long after its last report one of which nothing is known gets no more than with reports. They
