@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
-from extproc.passes import last, make_all
+from extproc.passes import TimerHandle, Turns, at_once, last, make_all
 
 
 def _counting(made: list[int]) -> Iterator[int]:
@@ -19,3 +20,52 @@ def test_all_passes_are_made_and_the_last_one_tells() -> None:
     assert last(_counting(made)) == 2
     make_all(_counting(made))
     assert made == [0, 1, 2, 0, 1, 2]
+    assert at_once(_counting)(made) == 2
+
+
+class _Round:
+    """Calls that are due in the next round of an event loop."""
+
+    def __init__(self) -> None:
+        self.due: list[Callable[[], None]] = []
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> TimerHandle:
+        assert delay_s == 0
+        self.due.append(callback)
+        return self
+
+    def cancel(self) -> None:
+        raise AssertionError("no call of a round is cancelled")
+
+    def run(self) -> None:
+        due, self.due = self.due, []
+        for each in due:
+            each()
+
+
+def test_one_pass_has_its_turn_in_each_round_and_what_is_cancelled_takes_none() -> None:
+    made: list[str] = []
+    loop = _Round()
+    turns = Turns(loop.call_later)
+    for name in "abcd":
+        handle = turns.add(partial(made.append, name))
+        if name in "bd":
+            handle.cancel()
+
+    loop.run()
+    assert made == ["a"]
+    turns.add(lambda: made.append("e"))
+    loop.run()
+    assert made == ["a", "c"]
+    loop.run()
+    assert made == ["a", "c", "e"]
+    assert loop.due == []
+
+
+def test_where_all_are_cancelled_a_round_does_nothing() -> None:
+    loop = _Round()
+    Turns(loop.call_later).add(loop.run).cancel()
+
+    loop.run()
+
+    assert loop.due == []

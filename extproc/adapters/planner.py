@@ -27,7 +27,7 @@ from extproc.adapters.states import (
 )
 from extproc.adapters.versions import Kept
 from extproc.fleet.podstate import PodState
-from extproc.passes import last
+from extproc.passes import at_once
 
 
 class Planner(Book):
@@ -36,19 +36,6 @@ class Planner(Book):
     def __init__(self, settings: AdapterSettings | None = None) -> None:
         super().__init__(settings)
         self._now = -inf
-
-    def tick(
-        self,
-        pods: Iterable[PodState],
-        demand: Mapping[str, float],
-        held: Iterable[str] = (),
-        *,
-        now: float,
-        is_leading: bool = True,
-        is_led: bool = False,
-    ) -> list[Action]:
-        """Take what is known now, and return the calls to make at once: `passes`, all of them."""
-        return last(self.passes(pods, demand, held, now=now, is_leading=is_leading, is_led=is_led))
 
     def passes(
         self,
@@ -89,6 +76,8 @@ class Planner(Book):
                 self.count(kept, State.LOADING)
         self.next_s = next_s(self, now=now)
         yield found
+
+    tick = at_once(passes)
 
     def finished(self, action: Action, result: Result, *, now: float) -> None:
         """Take what came of a call; `tick` says what follows."""

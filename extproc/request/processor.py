@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 
 from extproc.errors import ProtocolError
+from extproc.passes import TimerHandle, Turns
 from extproc.request import messages as m
 from extproc.request.body import MAX_ECHOED
 from extproc.request.codec import Codec
 from extproc.request.straight import Head, Straight
 from extproc.request.stream import Stream
-from extproc.request.turns import Passes, TimerHandle
 from extproc.types import Pick
 from extproc.wire.rpc import Call, Code, Metadata, Method, Session
 
@@ -62,12 +62,12 @@ class ExternalProcessor:
     straight: Straight | None = None
     num_open: int = 0
     num_broken: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_CAUSES, 0))
-    turns: Passes = field(init=False)
+    turns: Turns = field(init=False)
     go_on: bytes = field(init=False)
     _checked_at: dict[_Session, float] = field(default_factory=dict)  # undecided ones, oldest first
 
     def __post_init__(self) -> None:
-        self.turns = Passes(self.call_later)
+        self.turns = Turns(self.call_later)
         self.go_on = self.codec.encode(m.ContinueHeaders())
 
     def methods(self) -> list[Method]:

@@ -327,7 +327,7 @@ class Router:
         return num_there >= MANY  # where fewer run, each place is too much to lose
 
     def _takers(self, request: RequestInfo, now: float) -> Iterator[str]:
-        """Yield the endpoints that can take a request, whether they have room or not."""
+        """Yield the endpoints that can take a request and refuse none, with room or without."""
         columns, subset = self.pool.columns(now=now), request.subset
         for row in columns.open_rows(request.model):
             address = columns.addresses[row]

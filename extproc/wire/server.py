@@ -18,13 +18,13 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, cast
 
 from extproc.address import Address
+from extproc.passes import Turns
 from extproc.wire import Abuse, Connection, Counters, Limits
 from extproc.wire.budget import Budget
 from extproc.wire.limits import DEFAULT_LIMITS
@@ -255,11 +255,12 @@ class WireServer:
     is_draining: bool = False
     wires: set[_Wire] = field(default_factory=set)
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    _line: deque[_Wire] = field(default_factory=deque)
+    _turns: Turns = field(init=False)
     _listener: asyncio.Server | None = None
     _all_lost: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
+        self._turns = Turns(self.loop.call_later)
         self._timer = self.loop.call_later(self.tick_s, self._tick)
         self.budget.tick(now=self.loop.time())
 
@@ -320,17 +321,7 @@ class WireServer:
         One pass of one socket, then everything else: with a pass of each, the wait of other sockets
         would grow with the number of busy senders.
         """
-        self._line.append(wire)
-        if len(self._line) == 1:
-            self.loop.call_soon(self._next_pass)
-
-    def _next_pass(self) -> None:
-        try:
-            self._line[0].go_on()
-        finally:
-            self._line.popleft()
-            if self._line:
-                self.loop.call_soon(self._next_pass)
+        self._turns.add(wire.go_on)
 
     def on_wire_lost(self, wire: _Wire) -> None:
         """Forget a closed socket."""

@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections.abc import Callable
 from weakref import WeakKeyDictionary
+
+from extproc.passes import Turns
 
 
 async def turn() -> None:
     """Let requests go on, and wait for this task's turn.
 
-    All long work takes turns: one pass in each round of the event loop, however much there is. With
-    `asyncio.sleep(0)` in its place, what arrives waits for a pass of everything that is being done.
+    All long work takes turns, however much there is. With `asyncio.sleep(0)` in its place, what
+    arrives waits for a pass of everything that is being done.
     """
     loop = asyncio.get_running_loop()
-    line = _lines.setdefault(loop, deque())
+    turns = _turns.get(loop) or _turns.setdefault(loop, Turns(_call_later))
     waiter = loop.create_future()
-    line.append(waiter)
-    if len(line) == 1:
-        loop.call_soon(_next, loop, line)
-    await waiter
+    handle = turns.add(lambda: waiter.set_result(None))
+    try:
+        await waiter
+    except asyncio.CancelledError:
+        handle.cancel()
+        raise
 
 
-_Line = deque["asyncio.Future[None]"]
-_lines: WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = WeakKeyDictionary()
+def _call_later(delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+    # Not the loop's own method: it would keep the loop alive.
+    return asyncio.get_running_loop().call_later(delay_s, callback)
 
 
-def _next(loop: asyncio.AbstractEventLoop, line: _Line) -> None:
-    while line:
-        waiter = line.popleft()
-        if not waiter.done():  # else its task was cancelled
-            waiter.set_result(None)
-            break
-    if line:
-        loop.call_soon(_next, loop, line)
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, Turns] = WeakKeyDictionary()

@@ -88,10 +88,16 @@ def full_engine(num_running: int = 8, num_waiting: int = 4) -> Engine:
     return engine
 
 
-def test_an_engine_of_which_nothing_is_known_gets_few_until_its_reports_show_that_they_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def _few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine of which nothing is known gets 16 requests."""
     monkeypatch.setattr(concurrency, "START", 16)
+
+
+@pytest.mark.usefixtures("_few")
+def test_an_engine_of_which_nothing_is_known_gets_few_until_its_reports_show_that_they_run() -> (
+    None
+):
     engine = Engine()
     engine.says(0)
     assert engine.places() == 16
@@ -104,10 +110,8 @@ def test_an_engine_of_which_nothing_is_known_gets_few_until_its_reports_show_tha
     assert engine.places() == int(16 * START_RATIO) - 16
 
 
-def test_an_engine_that_has_run_many_once_gets_as_many_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(concurrency, "START", 16)
+@pytest.mark.usefixtures("_few")
+def test_an_engine_that_has_run_many_once_gets_as_many_again() -> None:
     engine = Engine()
     engine.says(40)
     engine.says(0)

@@ -81,8 +81,7 @@ async def test_routing_goes_on_without_the_api_server_and_catches_up_after(
     api_server: ApiServer, cluster: Cluster, start: StartPod
 ) -> None:
     pods = [await start(0), await start(1)]
-    # Nothing that is routed gets to the pods, whose pages would show that more may run.
-    async with serving(cluster, pods[0], pods={"max_in_flight": 10_000}) as (router, channel):
+    async with serving(cluster, pods[0]) as (router, channel):
         await knows(router, pod_0=True, pod_1=True)
         api_server.stop()
         try:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from extproc.passes import TimerHandle
 from extproc.request.codec import Codec
 from extproc.request.interfaces import StreamSettings
 from extproc.request.processor import ExternalProcessor
 from extproc.request.straight import Straight
 from extproc.request.stream import Stream
-from extproc.request.turns import TimerHandle
 from extproc.wire.rpc import Metadata, Session
 from tests.builders import body
 from tests.request.ext_proc import request_body, request_headers

@@ -13,6 +13,7 @@ from extproc.bounds import MAX_SEQUENCES
 from extproc.request.jsonmodel import JsonReader
 from extproc.request.jsonsmall import LISTS, SMALL_BYTES
 from extproc.request.passes import WORK_PER_PASS
+from tests.request.test_jsonmodel import read as fed
 
 EMPTY = '""'
 TEXTS = st.text(max_size=4)
@@ -36,11 +37,7 @@ BODIES = st.dictionaries(st.sampled_from(LISTS), PROMPTS, max_size=3).flatmap(
 
 
 def read(*chunks: bytes) -> JsonReader:
-    reader = JsonReader()
-    for chunk in chunks:
-        at = 0
-        while at < len(chunk):
-            at = reader.feed(chunk, at)
+    reader = fed(*chunks)
     assert reader.result() == "a"
     return reader
 

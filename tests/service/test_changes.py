@@ -23,8 +23,7 @@ from tests.waiting import eventually
 async def test_the_policy_changes_with_the_file_and_without_a_restart(
     pods: list[RunningPod], tmp_path: Path
 ) -> None:
-    config = {**configuration(pods), "pods": {"max_in_flight": 10_000}}
-    path = tmp_path / "extproc.yaml"
+    path, config = tmp_path / "extproc.yaml", configuration(pods)
     async with serving(config, path) as service:
         before = [(await clients.route(service.channel, "a")).destination for _ in range(4)]
         path.write_text(yaml.safe_dump({**config, "policy": {"name": "round_robin"}}))

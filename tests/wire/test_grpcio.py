@@ -20,7 +20,6 @@ from grpclib.client import Channel, StreamStreamMethod
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from extproc.fleet.pool import PoolSettings
 from extproc.request.codec import Codec
 from extproc.request.interfaces import StreamSettings
 from extproc.request.processor import ExternalProcessor
@@ -114,7 +113,7 @@ async def test_complete_bodies_count_and_the_oldest_is_given_up(is_whole: bool) 
 
 
 async def test_a_hundred_requests_at_once_are_routed_and_counted() -> None:
-    made = router(1, 2, 3, settings=PoolSettings(max_in_flight=100))
+    made = router(1, 2, 3)
 
     class Counting(FakeRouter):
         def route(self, request: RequestInfo, *, now: float, **_: Any) -> Any:

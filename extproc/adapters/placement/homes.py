@@ -22,7 +22,6 @@ from msgspec import Struct
 
 from extproc.adapters.placement.levels import NAMES_A_PASS, Levels, level_of, rate_of
 from extproc.adapters.placement.orders import DEPTH, Orders
-from extproc.passes import last
 
 CARRIED = 0.5
 """Work of one adapter that a replica carries, in seconds per second. Well below 1: an endpoint has
@@ -48,23 +47,14 @@ def place(
     levels: Mapping[str, int],
     capacities: Sequence[Capacity],
     order: Callable[[str], Iterable[str]],
-) -> dict[str, tuple[str, ...]]:
-    """Return the homes of each adapter, none for those that find no room.
+) -> Iterator[dict[str, tuple[str, ...]]]:
+    """Yield the homes of each adapter so far, none for those that find no room.
 
     Args:
         levels: Of each adapter's work; see `levels`.
         capacities: Of the endpoints.
         order: Returns all endpoints in an adapter's order.
     """
-    return last(place_in_passes(levels, capacities, order))
-
-
-def place_in_passes(
-    levels: Mapping[str, int],
-    capacities: Sequence[Capacity],
-    order: Callable[[str], Iterable[str]],
-) -> Iterator[dict[str, tuple[str, ...]]]:
-    """Yield the homes of each adapter so far, as `place` returns them all."""
     if not capacities:
         yield dict.fromkeys(levels, ())
         return
@@ -225,7 +215,7 @@ class Placement:
         yield
         known = self._orders.learn(most_work_first, max_draws=MAX_DRAWS)
         placed = {adapter: levels[adapter] for adapter in known}
-        homes = place_in_passes(placed, capacities, self._orders.walk)
+        homes = place(placed, capacities, self._orders.walk)
         found = next(homes)
         for found in homes:  # noqa: B007 - the last one counts
             yield

@@ -14,6 +14,7 @@ from extproc.adapters.placement import Capacity, order
 from extproc.adapters.placement.homes import CARRIED, place
 from extproc.adapters.placement.levels import level_of, rate_of
 from extproc.adapters.placement.orders import DEPTH
+from extproc.passes import last
 from tests.builders import address
 
 NAMES = [f"adapter-{number}" for number in range(100)]
@@ -33,7 +34,8 @@ def fleets(draw: st.DrawFn, *, least: int = 0) -> list[Capacity]:
 
 
 def homes(levels: dict[str, int], fleet: list[Capacity]) -> Homes:
-    return place(levels, fleet, partial(order, addresses=[c.address for c in fleet]))
+    addresses = [each.address for each in fleet]
+    return last(place(levels, fleet, partial(order, addresses=addresses)))
 
 
 def fleet_of(num: int, slots: int | None = 8, places: int | None = 32) -> list[Capacity]:
@@ -170,7 +172,7 @@ def test_an_adapter_that_has_room_in_the_head_of_its_order_asks_no_further() -> 
             asked.append(each)
             yield each
 
-    place({"a": 1}, fleet, ask)
+    last(place({"a": 1}, fleet, ask))
 
     assert len(asked) == DEPTH
 
