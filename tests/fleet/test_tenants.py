@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.fleet.concurrency import MANY
-from extproc.fleet.tenants import LATELY_S, Tenants
+from extproc.fleet.tenants import LATELY_S, MAX_SEEN, Tenants
 from extproc.tenancy import Claim
 
 
@@ -117,6 +117,15 @@ def test_who_was_not_seen_for_long_is_forgotten() -> None:
         scene.begin(f"t{number}").end(f"t{number}")
         scene.now += LATELY_S / 10
     assert len(scene.tenants._loads) <= 12
+
+
+def test_of_more_than_are_remembered_the_first_that_run_nothing_are_forgotten() -> None:
+    scene = Scene().begin("running", 8)
+    for number in range(MAX_SEEN + 100):
+        scene.begin(f"{number}").end(f"{number}")
+
+    assert len(scene.tenants._loads) <= MAX_SEEN + 1
+    assert scene.num_left("running") == 1
 
 
 def test_somebody_is_alone_once_no_request_of_others_has_come_or_gone_lately() -> None:
