@@ -16,9 +16,6 @@ Rules:
    average. The latter are known to be there, and a report does not show them.
 3. Nobody waits and more run than that: there is room for one more than run, then for 2, 4, 8 and so
    on. It has not run so many for `FORGET_S`: nothing is known, as at first.
-   Such an engine has room for `START`, or `START_RATIO` times the most that its reports have shown
-   to run. Else many that come at once would all be in it before its first report shows that they
-   wait.
    Where `MANY` requests and more have their places for long (`LONG_S`), what waits behind them
    waits for long, too, and others get what is freed elsewhere meanwhile. There none are spare,
    unless nobody has waited for `FORGET_S` and as long as a place is had. Of few places an empty one
@@ -44,13 +41,6 @@ NUM_WAITING = 2
 SPARE = 1
 """Requests that may wait in an engine, beyond those that end until we hear of it."""
 FORGET_S = 10.0
-START, START_RATIO = 256, 2.0
-"""Requests that an engine gets of which nothing is known: as many as vLLM runs by default. With 16
-a router whose short requests' ends are told late held them, up to 0.4 s at the 99th percentile.
-"""
-LOST_S = 10.0
-"""So long after its last report one of which nothing is known gets no more than with reports. They
-are late where many requests keep a router busy, which is when many would be sent."""
 LONG_S, LONG_KEPT = 1.0, 31 / 32
 """A place that is freed with so long before the next one is; what is kept of the mean, with each
 end."""
@@ -73,8 +63,8 @@ class Room:
 
     __slots__ = (
         *("_asked_s", "_before_s", "_mean_late", "_moved_s", "_num_deferred"),
-        *("_full_s", "_most_run", "_num_seen", "_num_young", "_report", "_step", "_took_s"),
-        *("_took_s2", "_waited_s", "_waiting"),
+        *("_full_s", "_num_seen", "_num_young", "_report", "_step", "_took_s", "_took_s2"),
+        *("_waited_s", "_waiting"),
         "limit",
     )
 
@@ -83,7 +73,7 @@ class Room:
         self._waiting: deque[int] = deque(maxlen=NUM_WAITING)  # that ran while others waited
         self._full_s = self._waited_s = _NEVER_S
         self._took_s = self._took_s2 = 0.0  # means: of the time to the end, and of its square
-        self._step, self._most_run = 1, 0
+        self._step = 1
         self._mean_late = 0.0  # ends that were not heard of when a report came
         self._asked_s = _NEVER_S  # for the last report
         self._report = LoadReport()
@@ -140,14 +130,13 @@ class Room:
             elif num_waiting <= 0 and self.limit is not None:
                 self._grow(report.num_running, taken_at_s)
         self._asked_s = asked_at_s
-        self._most_run = max(self._most_run, report.num_running)
         self._num_seen = report.num_running + report.num_waiting
         self._num_young = num_since(self._before_s)
         num_late = max(0, num_requests - self._num_seen - self._num_young)
         self._mean_late = LATE_KEPT * self._mean_late + (1 - LATE_KEPT) * num_late
 
     def places(
-        self, num_known: int, max_in_flight: int | None, *, is_known: bool, now: float = inf
+        self, num_known: int, max_in_flight: int | None, *, is_known: bool
     ) -> tuple[float, int]:
         """Return for how many sequences it has room, infinite for not known, and how many are
         there.
@@ -156,21 +145,14 @@ class Room:
             num_known: Unfinished sequences there, as far as routers know.
             max_in_flight: The limit that is configured, instead of a learned one; None for none.
             is_known: The last report is trusted.
-            now: To know for how long there was none.
         """
         if is_known:
             num_known = min(num_known, self._num_seen + self._num_young) - self._num_deferred
         if max_in_flight is not None:
             return max_in_flight, num_known
         if self.limit is None:
-            most = max(START, int(START_RATIO * self._most_run))
-            return most if is_known or now < self.lost_s else inf, num_known
+            return inf, num_known
         return self.limit + self.num_spare, num_known
-
-    @property
-    def lost_s(self) -> float:
-        """When its reports are taken for lost."""
-        return self._asked_s + LOST_S
 
     @property
     def num_spare(self) -> int:

@@ -307,17 +307,17 @@ class Pool:
 
     # --- state ------------------------------------------------------------------------------
 
-    def places(self, address: str, *, now: float) -> tuple[float, int]:
-        """Return for how many sequences an endpoint of the columns of `now` has room, and how many
-        are there: see `Room`."""
-        return self._tracked[address].places(now)
+    def places(self, address: str) -> tuple[float, int]:
+        """Return for how many sequences an endpoint of the columns has room, and how many are
+        there: see `Room`."""
+        return self._tracked[address].places()
 
-    def num_free(self, address: str, *, now: float) -> float:
+    def num_free(self, address: str) -> float:
         """Return how many more sequences would run at once on such an endpoint; infinite for not
         known, and where places are soon free again."""
         tracked = self._tracked[address]
         room, max_in_flight = tracked.room, tracked.traits.max_in_flight
-        most, num_there = tracked.places(now)
+        most, num_there = tracked.places()
         if room.held_s < LONG_S or (room.limit is None and max_in_flight is None):
             return inf
         return max(0.0, most - num_there - (room.num_spare if max_in_flight is None else 0))

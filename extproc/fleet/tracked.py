@@ -101,7 +101,7 @@ class Tracked:
         pages: When reports of late showed fewer requests than ours, and how many.
         row: Its place among the pool's endpoints.
         columns: In which it keeps its row true; None where it is stale, or in some trouble.
-        made_s: When its row was made; after `expires_s`, it is not true.
+        expires_s: After that, its row is not true.
         facts: Knowledge of it that no request changes, until `facts_until_s`; None where it is
             no longer true.
         is_known: As a view has it; `trouble` likewise.
@@ -141,7 +141,7 @@ class Tracked:
         *("others", "pages", "prompts", "registered", "report", "reported_at_s", "residency"),
         *("response_s", "restarted_at_s", "returned_at_s", "room", "served_s", "slots"),
         *("traits", "version"),
-        *("_stale", "expires_s", "facts", "facts_until_s", "made_s", "row", "trouble"),
+        *("_stale", "expires_s", "facts", "facts_until_s", "row", "trouble"),
     )
 
     def __init__(
@@ -189,7 +189,7 @@ class Tracked:
         self.num_silences = 0
         self.restarted_at_s = self.returned_at_s = -inf
         self.residency = Residency(max_loras=traits.max_loras, max_cpu_loras=traits.max_cpu_loras)
-        self.expires_s = self.made_s = 0.0
+        self.expires_s = 0.0
 
     def touch(self) -> None:
         """Take the row for untrue in what changes with requests."""
@@ -236,13 +236,13 @@ class Tracked:
         return self.num_sequences + others.num_told + num_foreign
 
     def _has_room(self) -> bool:
-        most, num_taken = self.places(self.made_s)  # with time, its row is made anew
+        most, num_taken = self.places()
         return num_taken < most
 
-    def places(self, now: float) -> tuple[float, int]:
+    def places(self) -> tuple[float, int]:
         """Return for how many sequences it has room, and how many are there: see `Room`."""
         return self.room.places(
-            self._num_there(), self.traits.max_in_flight, is_known=self.is_known, now=now
+            self._num_there(), self.traits.max_in_flight, is_known=self.is_known
         )
 
     def renew(self) -> None:

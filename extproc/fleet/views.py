@@ -116,7 +116,6 @@ class Views:
         self._made_at[tracked.row] = self._num_reads
         is_gone = is_in_doubt or (tracked.is_unreachable and not tracked.answers)
         tracked.trouble = Trouble(num_failed, is_ejected, is_gone, is_suspect)
-        tracked.made_s = now
         load = tracked.load()
         has_flaw = tracked.is_unreachable or facts[_IS_SILENT] or any(tracked.trouble[1:])
         is_open = facts[_IS_READY] and not (has_flaw or load[_IS_FULL])
@@ -131,8 +130,6 @@ class Views:
         tracked.facts_until_s = inf
         if at_s is not None and is_known:
             tracked.facts_until_s = at_s + settings.report_expiry_s
-        elif now < tracked.room.lost_s:
-            tracked.facts_until_s = tracked.room.lost_s
         is_asleep, version = report is not None and report.is_asleep, tracked.version or ""
         if report is None or not is_known:
             # Only what routers have sent counts, and what the engine had at its start.

@@ -320,8 +320,8 @@ class Router:
         if not num_left:
             return False
         for address in self._takers(request, now):
-            num_there += self.pool.places(address, now=now)[1]
-            num_free += self.pool.num_free(address, now=now)
+            num_there += self.pool.places(address)[1]
+            num_free += self.pool.num_free(address)
             if num_free > num_left:
                 return False
         return num_there >= MANY  # where fewer run, each place is too much to lose
@@ -342,7 +342,7 @@ class Router:
         """
         if self.pool.flights.tenants.is_alone(request.claim, now):
             return False
-        places = [self.pool.places(each, now=now) for each in self._takers(request, now)]
+        places = [self.pool.places(each) for each in self._takers(request, now)]
         # One in which nobody has waited yet has no more room than others.
         known = max([most for most, _ in places if most < inf], default=inf)
         free = [min(most, known) - num for most, num in places]

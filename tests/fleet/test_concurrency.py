@@ -10,15 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.fleet import concurrency
 from extproc.fleet.concurrency import (
     FORGET_S,
     LONG_S,
-    LOST_S,
     NUM_WAITING,
     SPARE,
-    START,
-    START_RATIO,
     Room,
 )
 from extproc.fleet.listeners import NOBODY, Nobody, WaitingLine
@@ -88,55 +84,13 @@ def full_engine(num_running: int = 8, num_waiting: int = 4) -> Engine:
     return engine
 
 
-@pytest.fixture
-def _few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine of which nothing is known gets 16 requests."""
-    monkeypatch.setattr(concurrency, "START", 16)
-
-
-@pytest.mark.usefixtures("_few")
-def test_an_engine_of_which_nothing_is_known_gets_few_until_its_reports_show_that_they_run() -> (
-    None
-):
+def test_nothing_is_known_of_an_engine_in_which_nobody_has_waited() -> None:
     engine = Engine()
-    engine.says(0)
-    assert engine.places() == 16
+    engine.pick(50)
+    engine.says(30)
+    engine.says(50)
 
-    engine.pick(16)
-    assert engine.places() == 0
-    engine.says(8)
-    assert engine.places() == 0
-    engine.says(16)
-    assert engine.places() == int(16 * START_RATIO) - 16
-
-
-@pytest.mark.usefixtures("_few")
-def test_an_engine_that_has_run_many_once_gets_as_many_again() -> None:
-    engine = Engine()
-    engine.says(40)
-    engine.says(0)
-    assert engine.places() == 40 * START_RATIO
-
-
-def test_an_engine_without_a_report_that_is_trusted_gets_whatever_comes() -> None:
-    engine = Engine()
-    assert engine.places(is_known=False) == 100
-
-
-@given(st.integers(1, 300))
-def test_of_many_that_come_at_once_few_wait_in_an_engine_and_soon_all_run_that_can(
-    limit: int,
-) -> None:
-    engine, steps, most_waiting = Engine(), count(), 0
-    engine.says(0)
-    for _ in range(12):
-        engine.pick(engine.places())
-        num = min(limit, len(engine.picks))
-        most_waiting = max(most_waiting, len(engine.picks) - num)
-        engine.says(num, len(engine.picks) - num, generated_tokens=2 * limit * next(steps))
-
-    assert num == limit
-    assert most_waiting <= max(START, limit * (START_RATIO - 1))
+    assert engine.places() == 100
 
 
 def test_sequences_that_ended_before_others_of_their_request_are_no_late_ends() -> None:
@@ -366,18 +320,6 @@ def test_no_more_wait_than_the_spare_where_ends_are_heard_of_at_once(
         engine.pick(engine.places())
         assert limit <= len(engine.picks) <= limit + SPARE
         step()
-
-
-def test_an_endpoint_whose_reports_are_late_gets_no_more_than_with_them_for_a_while() -> None:
-    made = pool()
-    made.record_report(address(1), report(), taken_at_s=0.0)
-    for number in range(START):
-        made.flights.start(pick(f"p-{number}", 1, info=request(None)), now=1.0)
-    expired_s = PoolSettings().report_expiry_s + 0.1
-
-    has_room = [made.snapshot(now=at_s).endpoints[0].has_room for at_s in (1.0, expired_s, 9.9)]
-    assert has_room == [False, False, False]
-    assert made.snapshot(now=LOST_S + 0.1).endpoints[0].has_room
 
 
 @pytest.mark.parametrize(("took_s", "num_spare"), [(LONG_S / 2, SPARE), (LONG_S, 0)])

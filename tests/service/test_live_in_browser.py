@@ -58,8 +58,6 @@ async def showing(
         "policy": {"name": policy},
         "scrape": {"expiry_s": 1.0},
         "completions": {"source": "access_log", "lost_after_s": 600},
-        # Nothing that is routed gets to the pods, whose pages would show that more may run.
-        "pods": {"max_in_flight": 100_000},
     }
     try:
         async with RouterProcess(config) as router, running_browser() as browser:
