@@ -44,7 +44,7 @@ if sys.platform == "linux":
 os.execvp(command[0], command)
 """
 _T = TypeVar("_T")
-_given_ports: set[int] = set()
+_claims: list[socket.socket] = []
 
 
 class StackError(Exception):
@@ -214,18 +214,34 @@ def bound_to_us(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
 
 
-def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 on which nothing listens, a different one each time."""
+def free_port(count: int = 1) -> int:
+    """Return a TCP port of 127.0.0.1 on which nothing listens: the first of `count` in a row.
+
+    No other call gets one of them, in this or another process, while this process runs: many
+    choose at the same time, and a port is listened on only some time after it was chosen.
+    """
     while True:
-        port = _PORTS[secrets.randbelow(len(_PORTS))]
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        if port not in _given_ports:
-            _given_ports.add(port)
-            return port
+        first = _PORTS[secrets.randbelow(len(_PORTS) - count + 1)]
+        claims = [_claim(port) for port in range(first, first + count)]
+        taken = [claim for claim in claims if claim]
+        if len(taken) == count:
+            _claims.extend(taken)
+            return first
+        for claim in taken:
+            claim.close()
+
+
+def _claim(port: int) -> socket.socket | None:
+    """A UDP socket on this port, which says that its TCP port is given away; None: it is taken."""
+    claim = socket.socket(type=socket.SOCK_DGRAM)
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+            claim.bind(("127.0.0.1", port))
+        except OSError:
+            claim.close()
+            return None
+    return claim
 
 
 def check_port(host: str, port: int) -> None:

@@ -85,7 +85,7 @@ async def test_a_pod_says_where_it_is_and_what_it_serves_and_ends_on_sigterm() -
 
 
 async def test_several_pods_have_consecutive_ports_and_names_of_their_own() -> None:
-    port = free_port()
+    port = free_port(2)
     async with fake_pods("--port", str(port), count=2) as pods:
         assert pods.urls == [f"http://127.0.0.1:{port}", f"http://127.0.0.1:{port + 1}"]
         names = []

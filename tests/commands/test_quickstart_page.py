@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from extproc.stack.processes import check_port, free_port
+from extproc.stack.processes import free_port
 from extproc.stack.stack import find_envoy
 from tests.commandline import Command, commands
 from tests.pages import blocks
@@ -114,7 +114,7 @@ def test_a_router_that_is_killed_costs_no_request(
     tmp_path: Path, start: Callable[..., Command]
 ) -> None:
     pods, run, kill = blocks_of(5)
-    first = two_free_ports()
+    first = free_port(2)
     gateway, router, metrics, admin, other, of_other = (free_port() for _ in range(6))
     ports = {
         **{"p8000": first, "p8001": first + 1, "p8080": gateway, "p9002": router},
@@ -141,14 +141,3 @@ def until_served(port: int) -> str:
     """A line that waits until requests for `sql` are answered at a port."""
     body = """-H 'content-type: application/json' -d '{"model": "sql", "prompt": "a"}'"""
     return f"until curl -sf 127.0.0.1:{port}/v1/completions {body} > answer; do sleep 0.2; done\n"
-
-
-def two_free_ports() -> int:
-    """The first of two."""
-    while True:
-        port = free_port()
-        try:
-            check_port("127.0.0.1", port + 1)
-        except OSError:
-            continue
-        return port

@@ -13,17 +13,25 @@ from pathlib import Path
 
 import pytest
 
+from extproc.stack import processes
 from extproc.stack.processes import ChildProcess, StackError, free_port, get_page
 
 SLEEP = (sys.executable, "-S", "-c", "import time; print('up', flush=True); time.sleep(600)")
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
 PARENT = """
 import sys, time
+from extproc.stack import processes
 from extproc.stack.processes import ChildProcess
 child = ChildProcess("sleep")
 child.spawn(sys.argv[1:])
 print(child.pid, flush=True)
 time.sleep(600)
+"""
+TAKE_ONE = """
+import sys
+from extproc.stack import processes
+processes._PORTS = range(*map(int, sys.argv[1:]))
+print(processes.free_port())
 """
 
 
@@ -113,6 +121,24 @@ def test_a_free_port_is_given_once() -> None:
     assert len({*ports}) == 50
     with socket.create_server(("127.0.0.1", ports[0])):
         pass
+
+
+def test_ports_in_a_row_are_given_to_one_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = free_port(4)
+    for claim in processes._claims[-4:]:  # free again, for either process
+        claim.close()
+    monkeypatch.setattr(processes, "_PORTS", range(first, first + 4))
+
+    mine = free_port(2)
+    other = subprocess.run(
+        [sys.executable, "-c", TAKE_ONE, str(first), str(first + 4)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+
+    taken = {mine, mine + 1}
+    assert int(other.stdout) in {*range(first, first + 4)} - taken
 
 
 async def test_there_is_no_page_where_nobody_answers() -> None:
