@@ -36,14 +36,13 @@ def rendered(values: Values, *, name: str = RELEASE, namespace: str = NAMESPACE)
 
 
 def refusal(values: Values) -> str:
-    """Why the schema refuses values, or "" if it takes them."""
+    """Why the schema, or the chart itself, refuses values; "" if they are taken."""
     import helm_python
 
-    with helm_python.Chart.load(CHART) as chart:
-        try:
-            chart.validate_schema(dict(values))
-        except helm_python.HelmValuesError as error:
-            return str(error)
+    try:
+        rendered(values)
+    except helm_python.HelmError as error:
+        return str(error)
     return ""
 
 

@@ -273,12 +273,38 @@ def test_the_manifests_are_rendered_from_the_chart() -> None:
         ({"config": {"request": {"max_hold_s": -1}}}, "/config/request/max_hold_s"),
         ({"router": {"modelServers": {"targetPorts": []}}}, "targetPorts"),
         ({"router": {"inferencePool": {"failureMode": "Open"}}}, "failureMode"),
+        ({"router": {"modelServers": {"targetPorts": [{"number": 99999}]}}}, "targetPorts"),
+        ({"gateway": {"port": 0}}, "/gateway/port"),
+        ({"autoscaling": {"minReplicas": 7}}, "minReplicas is above autoscaling.maxReplicas"),
+        ({"terminationGracePeriodSeconds": 5}, "a drain takes up to 45 s"),
+        (
+            {
+                "terminationGracePeriodSeconds": 60,
+                "config": {"server": {"drain_timeout_s": 600}},
+            },
+            "a drain takes up to 615 s",
+        ),
+        (
+            {"config": {"server": {"tls": {"cert_file": "/tls/tls.crt", "key_file": "/tls/key"}}}},
+            "extproc-log without a BackendTLSPolicy",
+        ),
+        ({"config": {"server": {"address": "0.0.0.0:9102"}}}, "use port 9002"),
+        ({"config": {"admin": {"metrics_address": "0.0.0.0:9100"}}}, "use port 9090"),
     ],
 )
 def test_what_is_not_a_value_is_refused_before_anything_is_sent(
     values: dict[str, Any], why: str
 ) -> None:
     assert why in refusal(values)
+
+
+def test_tls_is_taken_with_policies_by_which_the_gateway_speaks_it() -> None:
+    tls = {"tls": {"cert_file": "/tls/tls.crt", "key_file": "/tls/key"}}
+    policy = {"apiVersion": "gateway.networking.k8s.io/v1", "kind": "BackendTLSPolicy"}
+    values = {"config": {"server": tls}, "extraResources": [{**policy, "metadata": {"name": "a"}}]}
+
+    assert not refusal(values)
+    assert not refusal({"config": {"server": tls}, "mode": "epp"})
 
 
 @pytest.mark.parametrize(

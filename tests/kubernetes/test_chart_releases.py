@@ -93,6 +93,24 @@ def config_of(server: ApiServer, namespace: str) -> Any:
     return yaml.safe_load(json.loads(found)["data"]["extproc.yaml"])
 
 
+def num_routers(server: ApiServer, namespace: str) -> int:
+    return int(get(server, namespace, "deployment", "extproc")["spec"]["replicas"])
+
+
+def test_an_upgrade_ends_no_router_that_autoscaling_takes_over_or_has_started(
+    api_server: ApiServer, helm: Releases
+) -> None:
+    fixed: dict[str, Any] = {"autoscaling": {"enabled": False}, "replicaCount": 5}
+    scale = "scale", "deployment/extproc", "-n", helm.namespace
+    helm.install(fixed)
+    helm.upgrade({})
+    taken_over = num_routers(api_server, helm.namespace)
+    api_server.kubectl(*scale, "--replicas=4")  # as the autoscaler does
+    helm.upgrade({})
+
+    assert (taken_over, num_routers(api_server, helm.namespace)) == (5, 4)
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_a_release_is_what_kubectl_applies_of_the_overlay(
     api_server: ApiServer, helm: Releases, overlay: str, tmp_path: Path

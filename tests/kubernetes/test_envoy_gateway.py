@@ -376,7 +376,9 @@ async def test_the_log_leaves_a_router_whose_node_is_gone(installed: Installed) 
             await put_routers(installed.cluster, ROUTERS)
 
     assert after - before >= 50
-    assert set(load.outcomes) <= {"served", "router_unavailable"}, load.outcomes
+    # Half answered: the response was, or only the request, which then has no destination.
+    halves = {"router_unavailable", "endpoint_unavailable"}
+    assert set(load.outcomes) <= {"served", *halves}, load.outcomes
     assert max(load.lost_s, default=0.0) < gone_s
 
 

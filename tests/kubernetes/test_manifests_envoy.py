@@ -20,7 +20,7 @@ import pytest_asyncio
 
 from extproc.lab.engine.profiles import INSTANT, EngineProfile
 from extproc.lab.fakepod.pod import RunningPod
-from tests.e2e.conftest import SLOW, own_pods
+from tests.e2e.conftest import SLOW, own_pods, pages_of, pod_config
 from tests.e2e.harness import (
     Client,
     EnvoyProcess,
@@ -30,6 +30,7 @@ from tests.e2e.harness import (
     h2_request,
 )
 from tests.e2e.load import CHAT, RESPONSES, killed_by, with_requests
+from tests.fakepods import running_pods
 from tests.kubernetes.apiserver import missing_programs
 from tests.kubernetes.manifests import MANIFESTS, build, declaring, router_config
 from tests.kubernetes.translated import Translated, translate
@@ -75,7 +76,9 @@ async def running(
     text = build(MANIFESTS / "overlays" / overlay)
     async with AsyncExitStack() as stack:
         pods = await stack.enter_async_context(own_pods(profile=profile))
-        config = {**outside_kubernetes(router_config(text), pods), **sections}
+        found_in = outside_kubernetes(router_config(text), pods)
+        sections["pods"] = {**found_in.get("pods", {}), **sections.get("pods", {})}
+        config = {**found_in, **sections}
         router = await stack.enter_async_context(RouterProcess(config))
         found = await asyncio.to_thread(translated, text, pods, router)
         envoy = await stack.enter_async_context(EnvoyProcess(found.write(folder)))
@@ -157,8 +160,12 @@ async def test_a_killed_pod_is_replaced_by_another_that_has_the_adapter(
     tmp_path: Path,
 ) -> None:
     """Also while the router still chooses the pod, which has the adapter loaded."""
-    scrape = {"interval_s": 60, "expiry_s": 600}  # what a scrape finds gone is not chosen
-    async with running(OVERRIDE, tmp_path, scrape=scrape) as gateway:
+    # A pod that a scrape finds gone, or whose kept connection closes, is not chosen.
+    scrape = {"interval_s": 60, "expiry_s": 600}
+    async with (
+        running_pods(pod_config(3)) as (server,),
+        running(OVERRIDE, tmp_path, scrape=scrape, pods=pages_of(server)) as gateway,
+    ):
         first = await gateway.client.chat("shared")
         (served,) = (pod for pod in gateway.pods if pod.name == first.served_by)
         await served.kill()

@@ -163,6 +163,29 @@ completions: {source: access_log} # from the EnvoyProxy resource
 {{- add (ceil $server.drain_delay_s) (ceil $drain) (ternary 15 10 $isEpp) -}}
 {{- end }}
 
+{{/* Values that contradict each other, or what the chart makes of others: a line each. */}}
+{{- define "extproc.contradictions" -}}
+{{- $config := include "extproc.config" . | fromYaml -}}
+{{- $grace := include "extproc.gracePeriod" . | int -}}
+{{- with .Values.terminationGracePeriodSeconds }}{{ if lt (int .) $grace }}
+terminationGracePeriodSeconds is {{ . }}, and a drain takes up to {{ $grace }} s: leave it out, or shorten config.server.drain_timeout_s
+{{- end }}{{ end }}
+{{- if and .Values.autoscaling.enabled (gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas)) }}
+autoscaling.minReplicas is above autoscaling.maxReplicas
+{{- end }}
+{{- $hasPolicy := .Values.extraResources | toJson | contains "BackendTLSPolicy" }}
+{{- if and (include "extproc.policies" .) (dig "server" "tls" "cert_file" "" $config) (not $hasPolicy) }}
+config.server.tls: Envoy Gateway speaks plaintext to the Services {{ include "extproc.fullname" . }} and {{ include "extproc.fullname" . }}-log without a BackendTLSPolicy for each; add them as extraResources
+{{- end }}
+{{- range $name, $port := dict "server.address" 9002 "server.health_address" 9003 "admin.metrics_address" 9090 }}
+{{- $parts := splitList "." $name }}
+{{- $address := dig (first $parts) (last $parts) "" $config }}
+{{- if and $address (not (hasSuffix (printf ":%d" (int $port)) $address)) }}
+config.{{ $name }} is {{ $address }}: the Service, the probes and the gateway use port {{ $port }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* What a gateway's Envoy should know of the cluster of its endpoint picker, whichever gateway. */}}
 {{- define "extproc.pickerCluster" -}}
 # Finds a router that hangs or drains before the kubelet does. No traffic: 60 s by default.
