@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
@@ -86,6 +87,9 @@ def run_command(
 
     An interrupted run continues where it stopped.
     """
+    # A Ctrl-C ends the process as a kill would, and its workers with it: what is done is kept, and
+    # a KeyboardInterrupt that came while the pool's locks are taken would leave them taken.
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         result = run(
             suite,
@@ -104,6 +108,8 @@ def run_command(
         )
     except (PlanError, PolicyError, OSError, ValueError) as error:
         raise failure(error, FAILED) from error
+    finally:
+        signal.signal(signal.SIGINT, before)
     typer.echo(tables(result))
     typer.echo(f"{speed(result['timing'])}\nresults: {result_path(out, result['suite']['name'])}")
     if result["summary"]:

@@ -275,7 +275,7 @@ def _as_completed(
 def _end_with_the_parent() -> None:
     """Have this worker end when its parent is gone, which may have been killed.
 
-    A Ctrl-C reaches the whole process group: the parent handles it.
+    A Ctrl-C reaches the whole process group: the parent's end is theirs.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_wait_for_the_parent_s_end, daemon=True).start()

@@ -18,7 +18,7 @@ SCENARIOS = ", ".join(
 SUITE = f"""
 name: tiny
 about: Two servers.
-num_requests: 800
+num_requests: 3200
 seeds: [1, 2]
 rates_rps: [8, 16]
 fleet: {{num_pods: 2, max_loras: 4}}
