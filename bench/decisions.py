@@ -51,6 +51,7 @@ _CACHED = 32
 _IN_FLIGHT_PER_POD = 8
 _DECISIONS_PER_S = 500
 _SCRAPES_PER_S = 20
+_PICKS_PER_SCRAPE = 6  # of a pod, by all routers: one that says nothing gets few
 _NUM_DECISIONS = 1_000  # the first fifth does not count
 _FILL_S = 4.0  # until the first prompts are computed, and adapters loaded
 _POLICY_S = 60.0  # from the start of one policy to the next's
@@ -198,8 +199,12 @@ def _told_times(fleet: Fleet, num_peers: int, start_s: float) -> tuple[list[floa
     heard.deliver()
     own_s: list[float] = []
     told_s: list[float] = []
+    per_scrape = max(1, _PICKS_PER_SCRAPE * len(fleet.addresses) // (1 + num_peers))
     for number in range(_NUM_DECISIONS):
         now += (1 + num_peers) / _DECISIONS_PER_S  # of all routers together
+        if number % per_scrape == 0:
+            for each in fleet.addresses:
+                fleet.pool.record_report(each, fleet.report(each, now), taken_at_s=now)
         for peer in heard.peers:
             peer.start(*_where_it_runs(fleet, rng))
             peer.end()

@@ -122,11 +122,13 @@ async def false_router_at_grpc(field: Field) -> str:
     what there is and that picks have begun and ended.
     """
     rng, said = field.rng, [peers_pb2.PeerMessage() for _ in range(100)]
-    said[0].hello.router_id, said[1].picks.is_first = "!", True
+    said[0].hello.router_id, said[1].sums.is_whole = "!", True
+    for each in said[1:]:
+        each.sums.names.extend(("127.0.0.1:1", ""))
+        each.sums.places.extend((0, 1, 1, 0, rng.randrange(100), rng.randrange(100)))
     for each in said[2:]:
         if rng.random() < 0.5:
-            each.picks.started.add(number=rng.randrange(100), address="127.0.0.1:1")
-            each.picks.ended.add(number=rng.randrange(100))
+            each.sums.changes.extend(rng.randrange(100) for _ in range(15))
             continue
         each.adapters.loads, each.adapters.declared = True, rng.getrandbits(64)
         for name in HONEST:

@@ -121,8 +121,8 @@ async def fat_page(visit: Visit) -> None:
 
 @functools.cache
 def _fat_page(kind: int) -> bytes:
-    num = 15 * _MIB
-    many = ",".join(f"{number:x}" for number in range(2 * _MIB))
+    num = 15 * _MIB // 2
+    many = ",".join(f"{number:x}" for number in range(_MIB))
     return (
         page("fat")
         + (

@@ -7,14 +7,16 @@ from collections.abc import Callable, Sequence
 from time import process_time
 
 from extproc.fleet.peerpicks import pick_ids
+from extproc.fleet.pool import InFlight, PoolSettings
+from extproc.fleet.tracked import Tracked
 from extproc.observe.observers import Observers
 from extproc.peers.adapterpeers import AdapterPeers, AdapterUpdate
 from extproc.peers.encoding import PickUpdate
 from extproc.peers.links import Links, PeersService
 from extproc.peers.relay import Relay
-from extproc.peers.telling import Hearing, Telling
+from extproc.peers.telling import FLUSH_S, Hearing, Telling
 from extproc.routing.router import Router
-from extproc.types import Pick, RequestInfo
+from extproc.types import Endpoint, Pick, RequestInfo
 from extproc.wire.rpc import Call, Code, Method, Session
 
 CallLater = Callable[[float, Callable[[], None]], object]
@@ -55,11 +57,9 @@ class Peer:
         traffic: Traffic | None = None,
     ) -> None:
         self._clock, self._next_id = clock, pick_ids(router_id)
-        self._in_flight: deque[Pick] = deque()
+        self._in_flight: deque[InFlight] = deque()
         self._traffic = traffic or Traffic()
-        self._telling = Telling(
-            Links(clock), call_later=call_later, clock=clock, observers=Observers()
-        )
+        self._telling = Telling(Links(), call_later=call_later, clock=clock, observers=Observers())
         self.service = PeersService(
             Relay(),
             router_id,
@@ -74,14 +74,15 @@ class Peer:
         """Pick a pod for a request."""
         request = RequestInfo(adapter, adapter, body_bytes=_BODY_BYTES)
         pick = Pick(self._next_id(), request, (address,), "bench", "told")
-        self._telling.started(pick, address, at_s=self._clock())
-        self._in_flight.append(pick)
+        flight = InFlight(pick, self._clock(), Tracked(Endpoint(address), PoolSettings(), {}))
+        self._telling.started(flight, is_new=True)
+        self._in_flight.append(flight)
 
     def end(self) -> tuple[str, str]:
         """Have its oldest request end; return the address of its pod, and its adapter."""
-        pick = self._in_flight.popleft()
-        self._telling.ended(pick.id, now=self._clock(), has_run=True)
-        return pick.address, pick.request.model
+        flight = self._in_flight.popleft()
+        self._telling.ended(flight, has_run=True)
+        return flight.pick.address, flight.pick.request.model
 
     def methods(self) -> Sequence[Method]:
         """Return what others may call, metered."""
@@ -97,8 +98,8 @@ class Peer:
         return _Metered(call, lambda each: self.service.dialled(each, on_hello), self._traffic)
 
     def begin(self) -> None:
-        """Begin links, as with nothing in flight."""
-        self._telling.begin(())
+        """Tell all that is in flight."""
+        self._telling.begin(self._in_flight)
 
     def hear(self, router_id: str, update: PickUpdate) -> None:
         """Nothing."""
@@ -153,9 +154,9 @@ class Heard:
     """
 
     def __init__(self, router: Router, clock: Callable[[], float], num_peers: int) -> None:
-        self._due: list[Callable[[], None]] = []
+        self._clock, self._due = clock, list[tuple[float, Callable[[], None]]]()
         observers = Observers()
-        telling = Telling(Links(clock), call_later=self._later, clock=clock, observers=observers)
+        telling = Telling(Links(), call_later=self._later, clock=clock, observers=observers)
         adapters = AdapterPeers(
             "own",
             router.catalog,
@@ -182,9 +183,11 @@ class Heard:
 
     def deliver(self) -> list[float]:
         """Return the CPU seconds in which the router read and applied each peer's news."""
-        due, self._due = self._due, []
-        for flush in due:
-            flush()
+        until_s = self._clock() + FLUSH_S
+        due, self._due = self._due, [each for each in self._due if each[0] > until_s]
+        for at_s, flush in due:
+            if at_s <= until_s:
+                flush()
         return [link.deliver() for link in self._links]
 
     def close(self) -> None:
@@ -193,7 +196,7 @@ class Heard:
             link.close()
 
     def _later(self, seconds: float, flush: Callable[[], None]) -> None:
-        self._due.append(flush)
+        self._due.append((self._clock() + seconds, flush))
 
 
 class _Way(Call):

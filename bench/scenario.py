@@ -29,7 +29,7 @@ from bench.outcome import Phase, Result, p99_ratios
 from bench.processes import memory, raise_file_limit
 from bench.target import NUM_PLACES, TOKEN_S, Attack, Target, Watch
 from extproc.envoy.bootstrap import BootstrapOptions, Mode
-from extproc.service.configured import BODY_SHARE_OF_MEMORY
+from extproc.service.configured import body_share_bytes
 
 MAX_RSS_BYTES: Final = 256 * 10**6
 _NUM_RUNNING: Final = 10
@@ -76,7 +76,7 @@ class Scenario:
             "request": {
                 "session_header": SESSION_HEADER,
                 # As it would find a container's limit by itself.
-                "max_bytes_in_memory": int(MAX_RSS_BYTES * BODY_SHARE_OF_MEMORY),
+                "max_bytes_in_memory": body_share_bytes(MAX_RSS_BYTES),
             },
             "peers": {"static": []},
             "pods": {"max_cpu_loras": NUM_PLACES},

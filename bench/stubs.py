@@ -14,8 +14,8 @@ STUBS: Final[Mapping[str, Sequence[tuple[str, Any]]]] = {
         ("recorder.telemetry.completed", None),
         ("recorder.telemetry.logged", None),
     ),
-    "attainment": (("recorder._judge", None),),
-    "decisions": (("recorder._publish", None), ("recorder.decisions.ended", None)),
+    "attainment": (("recorder.attainment.completed", None),),
+    "decisions": (("recorder.decisions.ended", None),),
     "speeds": (
         ("extproc.fleet.flights:told_by", lambda *_, **__: (None, None)),
         ("routing.pool.speeds.record_first_token", None),

@@ -34,10 +34,10 @@ def check_model(model: object) -> str:
         raise _bad_request(Reason.MISSING_MODEL, "The field `model` is required.")
     if not isinstance(model, str):
         raise _bad_request(Reason.INVALID_BODY, "The field `model` must be a string.")
-    if _is_unsafe(model):
+    if not model.isprintable() and _is_unsafe(model):
         message = "The field `model` must not contain control characters or lone surrogates."
         raise _bad_request(Reason.INVALID_BODY, message)
-    if len(model.encode()) > MAX_MODEL_BYTES:
+    if len(model) > MAX_MODEL_BYTES // 4 and len(model.encode()) > MAX_MODEL_BYTES:
         message = f"The field `model` must not be longer than {MAX_MODEL_BYTES} bytes."
         raise _bad_request(Reason.INVALID_BODY, message)
     return model
@@ -49,7 +49,7 @@ def is_model_name(name: str) -> bool:
 
 
 def _is_unsafe(name: str) -> bool:
-    return not name.isprintable() and _UNSAFE.search(name) is not None
+    return _UNSAFE.search(name) is not None
 
 
 def error_type(status: int) -> str:
@@ -78,8 +78,8 @@ Encoded = MutableMapping[str, tuple[ModelCard, bytes]]
 """By name, each card as it was last encoded for a list."""
 
 
-NAMES_A_PASS = 512
-"""Of a list that is made in passes: some 2 ms each, as other requests wait for one."""
+NAMES_A_PASS = 128
+"""Of a list that is made in passes: some 0.5 ms each, as other requests wait for one."""
 _SORTED_A_PASS = 8 * NAMES_A_PASS  # in C
 
 
@@ -96,7 +96,7 @@ def list_in_passes(
 ) -> Iterator[bytes]:
     """Yield b"" after each pass, and in the end the same body."""
     kept = {} if encoded is None else encoded
-    bases, adapters, names = list[bytes](), list[bytes](), list(cards)
+    bases, adapters, pieces, names = list[bytes](), list[bytes](), list[bytes](), list(cards)
     starts = range(0, len(names), _SORTED_A_PASS)
     parts = list[list[str]]()
     for start in starts:
@@ -108,8 +108,13 @@ def list_in_passes(
             kept[name] = known = card, model_body(card)
         (bases if card.parent is None else adapters).append(known[1])
         if number % NAMES_A_PASS == 0:
+            pieces.append(b",".join(adapters))
+            adapters.clear()
             yield b""
-    yield b'{"object":"list","data":[%b]}' % b",".join(bases + adapters)
+    entries = [*bases, *filter(None, pieces), *adapters] or [b""]
+    entries[0] = b'{"object":"list","data":[' + entries[0]
+    entries[-1] += b"]}"
+    yield b",".join(entries)  # copies all, so it is done once
 
 
 def model_body(card: ModelCard) -> bytes:

@@ -180,7 +180,7 @@ class RouteTable:
         """
         listed = self._inference.get(path)
         if listed is not None:  # in normal form, and none of those that come first below
-            return _allow(listed, method, ("POST",))
+            return listed if method == "POST" else _allow(listed, method, ("POST",))
         written = path.partition("?")[0]
         normal = MODELS_PATH if written == f"{MODELS_PATH}/" else normalize_path(written)
         if normal is None:

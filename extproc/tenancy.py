@@ -6,9 +6,8 @@ as those are trusted. Nothing here chooses an endpoint.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 
 class Claim(Struct, frozen=True, gc=False):
@@ -30,6 +29,8 @@ class Claim(Struct, frozen=True, gc=False):
         _waits: False: refused where it would be held.
         _has_own_turns: Its route has a share of its own: tenants have turns there that are apart
             from those that they have elsewhere.
+        _flow: Whose turns it counts for: its tenant's, over all adapters and routes. Made of the
+            rest, as a request and its end read it five times.
     """
 
     route: str = ""
@@ -43,33 +44,19 @@ class Claim(Struct, frozen=True, gc=False):
     _max_wait_s: float | None = None
     _waits: bool = True
     _has_own_turns: bool = False
+    _flow: str = ""
 
-    @property
-    def _flow(self) -> str:
-        """Whose turns it counts for: its tenant's, over all adapters and routes."""
-        return f"{self.route if self._has_own_turns else ''} {self.tenant}"
+    def __post_init__(self) -> None:
+        force_setattr(self, "_flow", f"{self.route if self._has_own_turns else ''} {self.tenant}")
 
 
 NO_CLAIM = Claim()
 
 
-class Share(NamedTuple):
-    """The turn that a served request counts for, against requests that wait.
-
-    Attributes:
-        flow: Whose turns it counts for (`Claim._flow`).
-        tokens: Weighted, over the tenant's weight.
-    """
-
-    flow: str
-    priority: int
-    tokens: float
-
-
 # Since when adapters have their slots on one endpoint, and who used them last.
 
 
-class SlotUse(NamedTuple):
+class SlotUse(Struct, frozen=True, gc=False):
     """The use of an adapter's slot, as long as it has requests there that routers know of.
 
     Attributes:

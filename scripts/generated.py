@@ -16,7 +16,7 @@ def main(files: Mapping[Path, str]) -> int:
     wrong = {path: text for path, text in files.items() if not _is(path, text)}
     if "--check" in sys.argv:
         for path in wrong:
-            print(f"not current: {path}")
+            print(f"not current: {path}; `make docs manifests` writes it")
         return 1 if wrong else 0
     for path, text in wrong.items():
         path.write_text(text, encoding="utf-8")

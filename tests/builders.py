@@ -111,7 +111,7 @@ def request(adapter: str | None = "a", **fields: Any) -> RequestInfo:
 
 def by_pages(grace_s: float) -> Trust:
     """Pods' own counts are all that is believed of ends."""
-    return Trust(grace_s, inf, lambda *_: inf, has_other=lambda: False)
+    return Trust(grace_s, inf, lambda *_: inf)
 
 
 def pick(

@@ -67,6 +67,11 @@ def read(reply: bytes) -> Routed:
     )
 
 
+def _is_longer_wait(reply: bytes) -> bool:
+    """Whether a reply only says, for a held request, that Envoy is to wait longer for the next."""
+    return bool(pb.ProcessingResponse.FromString(reply).HasField("override_message_timeout"))
+
+
 async def route(channel: Channel, model: str, **headers: str) -> Routed:
     """Route one request and end its stream as Envoy does."""
     call = channel.stream_stream(PROCESS)()
@@ -74,6 +79,8 @@ async def route(channel: Channel, model: str, **headers: str) -> Routed:
     assert await call.read() is not _EOF
     await call.write(request_body(model))
     reply = await call.read()
+    while isinstance(reply, bytes) and _is_longer_wait(reply):
+        reply = await call.read()
     assert isinstance(reply, bytes), await call.details()
     assert await call.read() is _EOF
     return read(reply)

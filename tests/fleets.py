@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from math import inf
-
-from msgspec.structs import astuple
+from typing import Any
 
 from extproc.costs import Costs
-from extproc.fleet.columns import NUM_FACTS, Columns, Load, Resident
-from extproc.types import EndpointView
+from extproc.fleet.columns import Columns, Resident
+from extproc.routing.picker import Picker
+from extproc.types import EndpointView, Pick, Rejection, RequestInfo, Snapshot, Wait
 from tests.builders import BASE, endpoint_view
 from tests.strategies import ADAPTERS
 
@@ -53,9 +53,9 @@ class _Source:
         view = self.view
         return view.gpu_adapters, view.cpu_adapters, view._num_adapter_loads
 
-    def load(self) -> Load:
-        """Return what comes after the adapters' pending requests."""
-        return astuple(self.view)[NUM_FACTS + 4 :]
+    def load(self) -> Mapping[str, Any]:
+        """Return nothing: what the view has of it is taken with the facts."""
+        return {}
 
 
 class Shown:
@@ -72,8 +72,11 @@ class Shown:
         self._sources[row].view = view
         is_open = view.is_ready and not (view.is_full or view._has_flaw)
         pending = view.pending_by_adapter
-        self.columns.set(row, astuple(view)[:NUM_FACTS], pending, is_open=is_open)
-        self.columns.put(row, view.num_pending, view.prompts_done_s, has_room=view.has_room)
+        self.columns.set(row, view, pending, is_open=is_open)
+        columns = self.columns
+        columns.num_pending[row], columns.done_s[row] = view.num_pending, view.prompts_done_s
+        columns.has_room[row] = view.has_room
+        columns.outdated.add(row)
 
     def move(self, row: int, view: EndpointView) -> None:
         """Have other adapters be resident at a row than were at the last look."""
@@ -84,3 +87,11 @@ class Shown:
 def columns_of(views: Sequence[EndpointView]) -> Columns:
     """Return columns that say what some views say."""
     return Shown(views).columns
+
+
+def pick_of(
+    picker: Picker, found: Snapshot, asked: RequestInfo, kept: Container[str] = (), **fields: Any
+) -> Pick | Rejection | Wait:
+    """Return what a picker chooses of a snapshot."""
+    columns, num_routers = columns_of(found.endpoints), found.num_routers
+    return picker.pick(columns, asked, kept, now=found.now, num_routers=num_routers, **fields)

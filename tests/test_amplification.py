@@ -52,6 +52,7 @@ from extproc.fleet.orca import parse_orca
 from extproc.fleet.pagereader import PageReader
 from extproc.fleet.podasks import _read_version
 from extproc.fleet.podclient import _Connection
+from extproc.fleet.pool import Pool
 from extproc.fleet.textformat import read_labels
 from extproc.gen.peers_pb2 import PeerMessage
 from extproc.peers import link
@@ -59,6 +60,7 @@ from extproc.peers.encoding import decode as decode_picks
 from extproc.peers.encoding import decode_adapters
 from extproc.request.codec import MAX_BESIDE_BODY_BYTES, Codec
 from extproc.request.multipart import FormReader
+from tests.builders import fill
 
 KIB = 1024
 OWN_BYTES = 4096 * KIB
@@ -364,7 +366,8 @@ def _record(text: bytes) -> None:
 
 def _hear(text: bytes) -> None:
     told = PeerMessage.FromString(text)
-    decode_picks("r", told.picks)
+    update = decode_picks(told.sums)
+    fill(Pool(), 1).told.hear("r", update.sums, now=0.0)
     decode_adapters(told.adapters)
 
 

@@ -29,6 +29,7 @@ from extproc.observe.decisionmessages import describe, encode
 from extproc.observe.decisions import DecisionsService
 from extproc.observe.observers import NAMES, Observers
 from extproc.observe.telemetry import Telemetry
+from extproc.passes import last
 from extproc.routing.modelroutes import ModelRoute, ModelRoutes
 from extproc.routing.policies import BUILT_IN
 from extproc.service.admin import describe_snapshot
@@ -144,7 +145,7 @@ class Service:
         for view in snapshot["endpoints"]:
             assert 0 <= view["num_pending"] <= 3 * MAX_COUNT
             assert 0 <= view["kv_usage_ratio"] <= 1
-        assert is_sound(json.loads(self.feed.compose()))
+        assert is_sound(json.loads(last(self.feed.compose())))
         assert self.router.models.body(None, "", now=self.now)
         for family in text_string_to_metric_families(
             generate_latest(self.telemetry.registry).decode()

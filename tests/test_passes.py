@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from extproc.passes import TimerHandle, Turns, at_once, last, make_all
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.passes import (
+    FREE_S,
+    REST_RATIO,
+    WORK_S,
+    Rests,
+    TimerHandle,
+    Turns,
+    at_once,
+    last,
+    make_all,
+)
 
 
 def _counting(made: list[int]) -> Iterator[int]:
@@ -69,3 +82,17 @@ def test_where_all_are_cancelled_a_round_does_nothing() -> None:
     loop.run()
 
     assert loop.due == []
+
+
+@given(st.lists(st.floats(0.0, 10 * WORK_S), max_size=50))
+def test_a_thread_rests_in_proportion_to_its_work(pieces: list[float]) -> None:
+    now, rested = 0.0, list[float]()
+    rest = Rests(lambda: now, rested.append)
+    rest()
+    for piece in pieces:
+        now += piece
+        rest()
+
+    left_s = max(0.0, now - FREE_S) - sum(rested) / REST_RATIO
+    assert -1e-9 <= left_s < WORK_S + 1e-9
+    assert all(each >= REST_RATIO * WORK_S * 0.999 for each in rested)

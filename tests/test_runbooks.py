@@ -6,10 +6,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import yaml
 
+from extproc.stack.processes import free_port
 from extproc.types import Reason
+from tests.e2e.harness import RouterProcess
 from tests.pages import anchors, broken_links
 
 ROOT = Path(__file__).parents[1]
@@ -79,6 +82,39 @@ def test_metrics_of_the_pages_are_in_the_table_of_metrics() -> None:
 
     assert named
     assert named <= rows
+
+
+def installed() -> dict[str, Any]:
+    """What the chart configures, as rendered."""
+    path = ROOT / "manifests" / "overlays" / "envoy-gateway" / "extproc.yaml"
+    return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+def test_the_pages_forward_the_ports_of_an_installed_router() -> None:
+    text, config = ALERTS.read_text(encoding="utf-8"), installed()
+    admin, grpc = (config[each]["address"].rpartition(":")[2] for each in ("admin", "server"))
+
+    assert f"port-forward deployment/extproc {admin} {grpc}" in text
+    assert f"ADMIN=http://127.0.0.1:{admin} GRPC=127.0.0.1:{grpc} " in text
+
+
+async def test_each_address_of_the_pages_is_served_by_an_installed_router() -> None:
+    """Its admin port is one, and that of metrics another."""
+    paths = {
+        path
+        for page in (ALERTS, TROUBLES)
+        for path in re.findall(r"\$ADMIN(/[\w/?=&-]*)", page.read_text(encoding="utf-8"))
+    }
+    metrics = {"metrics_address": f"127.0.0.1:{free_port()}"}
+    assert installed()["admin"].keys() == {"address", *metrics}
+    async with (
+        RouterProcess({"discovery": {"static": []}, "admin": metrics}) as router,
+        aiohttp.ClientSession(router.admin_url) as http,
+    ):
+        statuses = {path: (await http.get(path)).status for path in paths}
+
+    assert len(statuses) >= 4
+    assert statuses == dict.fromkeys(paths, 200)
 
 
 def test_each_code_of_an_error_leads_to_its_cure() -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from extproc.fleet.peerpicks import PeerPick
 from extproc.fleet.pool import Pool
-from extproc.tenancy import Claim, Share, SlotUse
+from extproc.tenancy import Claim, SlotUse
 from tests.builders import address, fill, pick, report, request
+from tests.otherrouters import OtherRouter
 
 CLAIM = Claim(tenant="t", priority=3)
 
 
 def pool() -> Pool:
     made = fill(Pool(), 1, adapters="ab", load=report())
-    made.told.begin("bb", now=0.0)
     return made
 
 
@@ -32,10 +31,11 @@ def test_a_slot_is_had_from_the_first_request_to_the_end_of_the_last() -> None:
 
 def test_what_others_tell_says_whose_turn_it_was_and_a_base_model_has_no_slot() -> None:
     made = pool()
-    share = Share("r t", 7, 9.0)
-    made.told.start(PeerPick("bb-1", address(1), "a", 0, 0.0, share), now=1.0)
-    made.told.start(PeerPick("bb-2", address(1), "b", 0, 0.0), now=2.0)
-    made.told.start(PeerPick("bb-3", address(1), None, 0, 0.0), now=3.0)
+    other = OtherRouter(made)
+    claim = Claim(route="r", tenant="t", priority=7, _has_own_turns=True)
+    other.start("1", adapter="a", claim=claim, now=1.0)
+    other.start("2", adapter="b", now=2.0)
+    other.start("3", adapter=None, now=3.0)
 
     assert made.slots(address(1)) == {
         "a": SlotUse(1.0, 1.0, 7, "r t"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from importlib import import_module
+from math import isclose
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,11 @@ from tests.pages import blocks
 _TESTS = Path(__file__).parent
 _PAGE = (_TESTS.parent / "docs" / "threats.md").read_text()
 _ID = re.compile(r"`((?:\w+/)*test_\w+\.py)::(test_\w+)`")
+_FIGURE = re.compile(
+    r"`(_?[A-Z][A-Z_]+)` (?:an? |of )?([\d.,]*\d)(?: (KiB|MiB|MB|ms|min|s|h|%)(?!\w))?"
+)
+_UNITS = {"KiB": 2**10, "MiB": 2**20, "MB": 10**6, "ms": 1e-3, "min": 60, "h": 3600, "%": 0.01}
+_CODE = _TESTS.parent / "extproc"
 _SECURITY = (_TESTS.parent / "docs" / "security.md").read_text()
 _HEADS = (
     ["what", "CPU", "memory", "time", "log", "series", "ends", "at most", "test"],
@@ -55,6 +62,35 @@ def test_every_test_named_in_the_page_exists() -> None:
 
     assert len(named) > 80
     assert missing == set()
+
+
+@cache
+def _modules() -> dict[str, set[str]]:
+    """Return where in the code each constant is, without the underscore of its name."""
+    found: dict[str, set[str]] = {}
+    for path in _CODE.rglob("*.py"):
+        module = ".".join(path.relative_to(_CODE.parent).with_suffix("").parts)
+        for names in re.findall(r"^([A-Z_, ]+)(?:: \w+)? = ", path.read_text(), re.MULTILINE):
+            for name in names.split(", "):
+                found.setdefault(name.lstrip("_"), set()).add(module)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "unit"), sorted(set(_FIGURE.findall(_PAGE))), ids=lambda each: each or "1"
+)
+def test_every_constant_has_the_figure_that_the_page_says(
+    name: str, number: str, unit: str
+) -> None:
+    """One of its name has: several modules may have one."""
+    said = float(number.replace(",", "")) * _UNITS.get(unit, 1)
+    plain = name.lstrip("_")
+    modules = map(import_module, sorted(_modules().get(plain, ())))
+    values = {getattr(each, plain, getattr(each, f"_{plain}", None)) for each in modules}
+
+    assert any(
+        isinstance(each, int | float) and isclose(each, said, rel_tol=0.01) for each in values
+    )
 
 
 def test_every_sender_has_a_table() -> None:

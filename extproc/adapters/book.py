@@ -232,14 +232,14 @@ class Book:
 
     def holders_of(self, kept: Kept) -> frozenset[str]:
         """Return the addresses of the pods that may get requests for the version that serves."""
-        if kept.serving == kept.served:
-            found = {*kept.holders, *kept.earlier_holders}
-        else:
-            listing = self.fleet.pods_of.get(kept.serving or "", ())
-            found = {address for address in listing if self.fleet.pods[address].is_usable}
-        if self.settings.needs_effect:
-            found = {a for a in found if self.fleet.pods[a].effect(kept.serving or "")}
         served, pods, elsewhere = kept.serving or "", self.fleet.pods, self.leaving_elsewhere
+        if kept.serving == kept.served:  # a pod may have gone since that was looked at
+            found = {a for a in (*kept.holders, *kept.earlier_holders) if a in pods}
+        else:
+            listing = self.fleet.pods_of.get(served, ())
+            found = {address for address in listing if pods[address].is_usable}
+        if self.settings.needs_effect:
+            found = {a for a in found if pods[a].effect(served)}
         gone = {a for a in found if pods[a].has_left(served) or (a, served) in elsewhere}
         return frozenset(found - gone)
 

@@ -34,6 +34,7 @@ MAX_LIST = 1000
 MAX_WAIT_S = 600.0
 """For which a request may wait, as for `registration.ready_s`."""
 _AGAIN = {"Retry-After": "1"}
+_AS_IT_IS = "identity"
 
 _Asked = TypeVar("_Asked", bound=Struct)
 
@@ -95,8 +96,11 @@ async def body_of(request: web.Request) -> bytes:
     """Return the body.
 
     Raises:
-        RefusedError: It is too large, or does not arrive in time.
+        RefusedError: It is compressed or too large, or does not arrive in time.
     """
+    if request.headers.get("Content-Encoding", _AS_IT_IS).strip().lower() != _AS_IT_IS:
+        message = "The request body must not be compressed (content-encoding)."
+        raise RefusedError(415, "unsupported_content_encoding", message)
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_S):

@@ -33,8 +33,8 @@ class RequestConfig(Section):
         le=2**40,
         description="Bytes of all request bodies, and of responses not yet sent, held in memory at "
         "once. Above this limit large uploads wait, and requests that still do not fit get 429. "
-        "None means a quarter of the memory that the process may use, at most 512 MiB. The limits "
-        "of the cgroup, else of the process, else the machine say how much that is.",
+        "None means a quarter of the memory that the process may use beyond 128 MiB, at most 512 "
+        "MiB. The limits of the cgroup, else of the process, else the machine say how much it is.",
     )
     max_list_bytes_per_s: int = Field(
         DEFAULT_MAX_BYTES_PER_S,

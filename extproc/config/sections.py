@@ -51,19 +51,29 @@ class ScrapeConfig(Section):
         0.05,
         ge=0.01,
         le=60,
-        description="Seconds between two scrapes of a pod. A pod without requests whose report "
-        "stays the same is scraped less often, down to once a second. While the router is late, "
-        "every pod is. No report gets older than half of `expiry_s` by that.",
+        description="Seconds between two scrapes of a pod. A pod whose reports say what the router "
+        "expects is scraped less often, down to once in 2 s "
+        "([how a router looks at pods](knowledge.md#how-often-pods-are-read)). While the router is "
+        "late, every pod is; no report gets older than half of `expiry_s` by that.",
+    )
+    budget: float = Field(
+        0.05,
+        ge=0.001,
+        le=1,
+        description="Cores (CPU seconds a second) that the scrapes of all pods and their lists of "
+        "models may take. If they would take more, all pods wait longer, by the factor "
+        "`extproc_scrape_stretch`. Live.",
     )
     timeout_s: float = Field(1.0, gt=0, le=60, description="Seconds that a scrape may take.")
     expiry_s: float = Field(
         2.0,
         gt=0,
         le=600,
-        description="Seconds after which a pod's last report is no longer trusted. Live.",
+        description="Seconds after which a pod's last report is no longer trusted, counted from "
+        "when the next one is due. Live.",
     )
     max_page_bytes: int = Field(
-        16 * 1024 * 1024, ge=1024, le=2**30, description="Bytes of the largest metrics page read."
+        8 * 1024 * 1024, ge=1024, le=2**30, description="Bytes of the largest metrics page read."
     )
     models_interval_s: float = Field(
         1.0, ge=0.05, le=600, description="Seconds between two requests for a pod's /v1/models."

@@ -16,8 +16,9 @@ Source: envoyproxy.io/docs/envoy/latest/api-v3/data/accesslog/v3/accesslog.proto
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
-from dataclasses import KW_ONLY, dataclass
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -36,6 +37,7 @@ from extproc.bounds import (
 )
 from extproc.fleet.accounting import Completion
 from extproc.fleet.evidence import FULL_STATUSES, Evidence, by_status
+from extproc.passes import TimerHandle, Turns, make_all
 from extproc.protocol import PICK_ID_KEY, PICK_NAMESPACE
 from extproc.types import Outcome
 from extproc.wire.rpc import Call, Code, Metadata, Method, Session
@@ -47,6 +49,10 @@ MAX_MESSAGE_BYTES = 1024 * 1024
 takes up to 30 of memory."""
 MAX_ENTRIES = 8192
 """Entries read of one message, some 50 us each. Real ones have several hundred bytes."""
+ENTRIES_A_PASS = 8
+MAX_PUT_OFF = 64
+"""Messages of a stream that wait for their turn. When it sends more than there is time for, what it
+has sent is read at once, and its connection not in the meantime."""
 FIRST_BODY_BYTE_TAG = "extproc-first-body-byte"
 """Custom tag of an entry: `N us` from the request's arrival to the first byte of the response body,
 `- us` if there was none. Envoy's own fields have the time of the response headers."""
@@ -103,9 +109,11 @@ class CompletionService:
         on_garbage: Called once per malformed message or entry.
         on_foreign: Called with the pick id of each entry of Envoy's own stream that is not about a
             pick of ours, and the serialized `HTTPAccessLogEntry`.
-        on_recorded: Called after each message of Envoy's own stream.
+        on_recorded: Called after each message of Envoy's own stream, and each pass of a long one.
         on_streams: Called with the number of open access logs whenever it changes.
         on_lost: Called with a stream of Envoy's that has closed.
+        turns: Where all entries of a message but the first few wait, so that requests come in
+            between; None for at once.
     """
 
     on_completion: Callable[[Completion, Hashable], bool | None]
@@ -117,6 +125,7 @@ class CompletionService:
     on_recorded: Callable[[], None] = lambda: None
     on_streams: Callable[[int], None] = lambda _: None
     on_lost: Callable[[Hashable], None] = lambda _: None
+    turns: Turns | None = None
     num_streams: int = 0
 
     def methods(self) -> tuple[Method, ...]:
@@ -129,16 +138,31 @@ class CompletionService:
         Raises:
             DecodeError: `message` is not an access log message, or too long; end the stream.
         """
+        make_all(self.in_passes(message, log))
+
+    def in_passes(self, message: bytes, log: Hashable) -> Iterator[None]:
+        """Do the same, with a pass for each few entries."""
         if len(message) > MAX_MESSAGE_BYTES:
             raise DecodeError(f"more than {MAX_MESSAGE_BYTES} bytes")
         entries = als_pb2.StreamAccessLogsMessage.FromString(message).http_logs.log_entry
         now_wall_s = self.wall_clock()
         if len(entries) > MAX_ENTRIES:
             self.on_garbage()
-        for entry in islice(entries, MAX_ENTRIES):
+        for number, entry in enumerate(islice(entries, MAX_ENTRIES)):
+            if number and number % ENTRIES_A_PASS == 0:
+                self.on_recorded()
+                yield
             if not self._record(entry, now_wall_s, log) and self.on_foreign is not None:
                 self.on_foreign(_pick_id(entry.common_properties), entry.SerializeToString())
         self.on_recorded()
+
+    def make_pass(self, passes: Iterator[None]) -> bool:
+        """Make the next of the passes of a message; return whether there may be more.
+
+        Raises:
+            DecodeError: As `record`.
+        """
+        return next(passes, self) is None
 
     def record_relayed(self, entries: Iterable[bytes], link: Hashable = "") -> None:
         """Record finished requests relayed by another router: final entries, serialized."""
@@ -181,33 +205,67 @@ class _Stream:
 
     service: CompletionService
     call: Call
+    _put_off: deque[Iterator[None]] = field(default_factory=deque)
+    _turn: TimerHandle | None = None
 
     def receive(self, message: bytes) -> None:
+        self._put_off.append(self.service.in_passes(message, self))
+        if self.service.turns is None or len(self._put_off) > MAX_PUT_OFF:
+            self._read_all()
+        elif self._turn is None:
+            self._read_on()
+
+    def _read_all(self) -> None:
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
+        while self._put_off:
+            self._make_pass()
+
+    def _read_on(self) -> None:
+        """Make a pass, and have the next one wait for its turn."""
+        self._turn = None
         try:
-            self.service.record(message, self)
+            self._make_pass()
+        finally:
+            if self._put_off and self.service.turns is not None:
+                self._turn = self.service.turns.add(self._read_on)
+
+    def _make_pass(self) -> None:
+        is_over = True
+        try:
+            is_over = not self.service.make_pass(self._put_off[0])
         except DecodeError:
             self.service.on_garbage()
             self.call.end(Code.INVALID_ARGUMENT, "not an access log message")
+        finally:
+            if is_over:
+                self._put_off.popleft()
 
     def half_close(self) -> None:
+        self._read_all()
         self.call.send(als_pb2.StreamAccessLogsResponse().SerializeToString())
         self.call.end()
 
     def closed(self) -> None:
+        self._read_all()
         self.service.count(-1)
         self.service.on_lost(self)
 
 
 def _completion(entry: Any, common: Any, now_wall_s: float) -> Completion:
-    response = entry.response
-    status, flags = response.response_code.value, _flags(common)
+    response, flags = entry.response, None
+    status, pick_id = response.response_code.value, _pick_id(common)
     if status > MAX_STATUS:
         status = MAX_STATUS
-    tag = common.custom_tags.get(FIRST_BODY_BYTE_TAG)
-    duration_s = _duration_s(common)
-    start = common.start_time
-    ended_wall_s = start.seconds + start.nanos * 1e-9 + (duration_s or 0.0)
+    if common.HasField("response_flags") and common.response_flags.ByteSize():
+        flags = common.response_flags  # mostly none of thirty is set
+    tag, start = common.custom_tags.get(FIRST_BODY_BYTE_TAG), common.start_time
     first_byte_s = _seconds(common, "time_to_first_upstream_rx_byte")
+    duration_s = _seconds(common, "duration")
+    if duration_s is None:
+        duration_s = _seconds(common, "time_to_last_downstream_tx_byte")
+    ended_wall_s = start.seconds + start.nanos * 1e-9 + (duration_s or 0.0)
     is_from_endpoint = response.response_code_details == "via_upstream"
     if status == _OK and flags is None and is_from_endpoint:  # as mostly
         outcome, verdict = _USUAL
@@ -216,8 +274,8 @@ def _completion(entry: Any, common: Any, now_wall_s: float) -> Completion:
         own_status, has_answered = status if is_from_endpoint else None, first_byte_s is not None
         verdict = _verdict(flags, outcome, own_status, has_answered=has_answered)
     return Completion(
-        pick_id=_pick_id(common),
-        request_id=entry.request.request_id[:MAX_REQUEST_ID_CHARS],
+        pick_id=pick_id,
+        request_id="" if pick_id else entry.request.request_id[:MAX_REQUEST_ID_CHARS],
         address=_address(common.upstream_remote_address.socket_address),
         status=status,
         outcome=outcome,
@@ -258,7 +316,7 @@ def _tagged_s(tag: str) -> float | None:
     number = tag.removesuffix(" us")
     if not (number.isascii() and number.isdecimal()):
         return None
-    return between(float(number) / 1e6, MAX_DURATION_S)  # int() refuses thousands of digits
+    return min(float(number) / 1e6, MAX_DURATION_S)  # int() refuses thousands of digits
 
 
 def _pick_id(common: Any) -> str:
@@ -266,14 +324,6 @@ def _pick_id(common: Any) -> str:
     namespace = common.metadata.filter_metadata.get(PICK_NAMESPACE)
     value = None if namespace is None else namespace.fields.get(PICK_ID_KEY)
     return "" if value is None else value.string_value
-
-
-def _flags(common: Any) -> Any:
-    """Return the response flags; None where none is set, as mostly: there are thirty."""
-    if not common.HasField("response_flags"):
-        return None
-    flags = common.response_flags
-    return flags if flags.ByteSize() else None
 
 
 def _outcome(flags: Any, status: int) -> Outcome:
@@ -292,11 +342,6 @@ def _address(socket_address: Any) -> str:
     if not host:
         return ""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"  # `Address` costs twice as much
-
-
-def _duration_s(common: Any) -> float | None:
-    duration_s = _seconds(common, "duration")
-    return _seconds(common, "time_to_last_downstream_tx_byte") if duration_s is None else duration_s
 
 
 def _seconds(common: Any, name: str) -> float | None:

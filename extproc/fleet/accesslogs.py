@@ -91,9 +91,11 @@ class AccessLogs:
             return now
         return inf if self._is_late(known, now) else -inf
 
-    def is_any_whole(self) -> bool:
-        """Return whether a log serves an Envoy."""
-        return any(each.logs for each in self._envoys.values())
+    def may_tell(self, envoy: str, started_s: float, *, now: float) -> bool:
+        """Return whether the end of a request that started then may be told: it is, or nobody has
+        asked for it as yet."""
+        known = self._envoys.get(envoy)
+        return known is None or started_s >= self.whole_from_s(envoy, started_s, now=now)
 
     def by_source(self, *, now: float) -> tuple[int, list[str]]:
         """Return how many Envoys are whole or may prove it, and which are not."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from enum import StrEnum
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -39,7 +39,7 @@ UNANSWERED_S = 5.0
 """Wait for the first byte of a response after which it tells of the endpoint that its client
 leaves."""
 _OK, _NOT_FOUND, _TIMED_OUT = 200, 404, 504
-_SERVED = Evidence.SERVED
+_SERVED, _FAILED = Evidence.SERVED, Evidence.FAILED
 _CANCELLED = Outcome.CANCELLED  # to look up a member takes 0.1 us
 
 
@@ -78,7 +78,7 @@ class Completion(Struct, frozen=True, gc=False):
     """
 
     pick_id: str
-    request_id: str  # `x-request-id`, or ""
+    request_id: str  # `x-request-id` where `pick_id` is "", or ""
     address: str  # of the endpoint that served it last; "" if none did
     status: int  # HTTP status for the client; 0 if it left before there was one
     outcome: Outcome  # never EXPIRED
@@ -107,12 +107,16 @@ class End(Struct, frozen=True, gc=False):
     completion: Completion | None = None
 
 
-class Ending(NamedTuple):
-    """The result of a completion."""
+class Ended(Struct, frozen=True, gc=False):
+    """A pick that an entry of the access log has ended, for those who learn and observe.
 
-    flight: InFlight | None  # the pick that it ended; None if ended before, or another router's
-    is_ours: bool  # it is about a pick of this router
-    doubtful: str = ""  # the endpoint that may have lost a model: ask it for its list
+    Attributes:
+        ttft_s: As `first_token_s` has it.
+    """
+
+    pick: Pick
+    completion: Completion
+    ttft_s: float | None
 
 
 class Source(StrEnum):
@@ -180,6 +184,7 @@ class Accounting:
         self._pool = pool
         self._router_id = router_id
         self._settings = settings or AccountingSettings()
+        self._has_times = self._settings.source in _WITH_TIMES
         self._relay = relay
         self._num_access_logs = 0
         self._silent: list[str] = []
@@ -201,12 +206,12 @@ class Accounting:
 
     def knows_times(self) -> bool:
         """Return whether completions have times."""
-        return self._settings.source in _WITH_TIMES and self.has_access_log
+        return self._has_times and self.has_access_log
 
     def in_force(self, *, now: float) -> dict[str, int]:
         """Return how many Envoys' requests end by which source."""
         counted = {ACCESS_LOG: 0, PAGES: 0, RESPONSE: 0}
-        if self._settings.source in _WITH_TIMES:
+        if self._has_times:
             counted[ACCESS_LOG], silent = self.logs.by_source(now=now)
             counted[PAGES] = len(silent)
         else:
@@ -218,7 +223,7 @@ class Accounting:
 
         Call it about once a second.
         """
-        if self._settings.source not in _WITH_TIMES:
+        if not self._has_times:
             return [], []
         hosts = {each.pick.request._envoy for each in self._pool.flights}
         self.logs.keep(hosts, now=now)
@@ -237,58 +242,63 @@ class Accounting:
             settings.scrape_grace_s,
             settings.lost_after_s,
             whole_from_s if fixed_s is None else lambda *_: fixed_s,
-            has_other=logs.is_any_whole if fixed_s is None else lambda: fixed_s < 0,
         )
 
     # --- ends -------------------------------------------------------------------------------
 
-    def complete(self, completion: Completion, log: Hashable = "", *, now: float) -> Ending:
-        """Record an entry of the access log that arrives at `now`; `log` is what brought it."""
-        pool = self._pool
+    def complete(self, completion: Completion, log: Hashable = "", *, now: float) -> Ended | None:
+        """Record an entry of the access log that arrives at `now`; `log` is what brought it.
+
+        Return the end of its pick; None if that had ended before, or is another router's.
+        """
+        pool, ended_s = self._pool, now - completion.lag_s
         pick_id = completion.pick_id or pool.flights.pick_id_of(completion.request_id) or ""
-        verdict = completion.verdict
-        if verdict is not _SERVED or completion.body_bytes < HOLLOW_BYTES:
-            verdict = self._verdict(completion, pick_id, now - completion.lag_s)
+        verdict, address = completion.verdict, completion.address
+        is_short = completion.body_bytes < HOLLOW_BYTES
+        if verdict is not _SERVED or (is_short and _is_at_once(completion)):
+            verdict = self._verdict(completion, pick_id, ended_s)
         flight = pool.flights.finish(
             pick_id,
-            now=now - completion.lag_s,
+            now=ended_s,
             reported_at_s=now,
             has_run=_has_run(completion),
             verdict=verdict,
-            address=completion.address,
+            address=address,
             num_attempts=completion.attempts,
             num_bytes=completion.body_bytes,
         )
         if flight is None:
-            # Another router's: it will tell of the end, and this may be sooner.
-            pool.told.finish(
-                pick_id,
-                now=now - completion.lag_s,
-                reported_at_s=now,
-                has_run=_has_run(completion),
-                address=completion.address,
-            )
-            return Ending(None, router_of(pick_id) == self._router_id)
-        self.logs.heard(flight.pick.request._envoy, log, now=now)
-        address = completion.address or flight.pick.address
-        streamed_s = None if verdict is Evidence.FAILED else _streamed_s(completion, flight)
-        ttft_s = None if streamed_s is None else _engine_ttft_s(completion, flight)
-        if ttft_s is not None and flight.group == flight.tracked.group:
-            flight.tracked.had_first_token(flight, flight.started_at_s + ttft_s)
-            if flight.place is not None:
-                pool.caches.of(flight.tracked).record_first_token(flight.place, ttft_s)
-            if flight.probe is not None:
-                sent_at_s = flight.started_at_s
-                pool.speeds.record_first_token(flight.tracked, flight.probe, sent_at_s, ttft_s)
+            return None
+        tracked, request = flight.tracked, flight.pick.request
+        self.logs.heard(request._envoy, log, now=now)
+        first_s, streamed_s = first_token_s(completion, request.path), None
+        is_here = completion.attempts <= 1 and address == tracked.address
+        if first_s is not None and verdict is not _FAILED and is_here:
+            assert completion.duration_s is not None  # it was streamed
+            streamed_s = completion.duration_s - first_s
+            # A request may be longer than what was seen of it.
+            if request._is_whole and flight.group == tracked.group:
+                self._learn(flight, first_s - (flight.started_at_s - request.arrived_at_s))
         load = parse_orca(completion.orca) if completion.orca else None
         if load is not None:
-            pool.record_orca(address, load)
-        is_not_found = completion.status == _NOT_FOUND and completion.is_from_endpoint
-        is_doubtful = is_not_found and flight.pick.request.model
-        num_tokens = self._output_tokens(completion, flight, streamed_s, now - completion.lag_s)
+            pool.record_orca(address or flight.pick.address, load)
+        num_tokens = self._output_tokens(completion, flight, streamed_s, ended_s)
         if num_tokens is not None:
-            pool.queue.settle(flight.pick.request, num_tokens)
-        return Ending(flight, True, address if is_doubtful else "")
+            pool.queue.settle(request, num_tokens)
+        return Ended(flight.pick, completion, first_s)
+
+    def _learn(self, flight: InFlight, ttft_s: float) -> None:
+        """Learn from the time that an endpoint took from a pick to its first token."""
+        pool, tracked, sent_at_s = self._pool, flight.tracked, flight.started_at_s
+        tracked.had_first_token(flight, sent_at_s + ttft_s)
+        if flight.place is not None:
+            pool.caches.of(tracked).record_first_token(flight.place, ttft_s)
+        if flight.probe is not None:
+            pool.speeds.record_first_token(tracked, flight.probe, sent_at_s, ttft_s)
+
+    def is_ours(self, pick_id: str) -> bool:
+        """Return whether a pick is one of this router's."""
+        return router_of(pick_id) == self._router_id
 
     def _verdict(self, completion: Completion, pick_id: str, ended_s: float) -> Evidence:
         """Judge the endpoint by an entry and the pick that it ends."""
@@ -297,7 +307,7 @@ class Accounting:
             return verdict
         if verdict is Evidence.UNANSWERED:
             return _if_long(verdict, flight, ended_s)
-        if verdict is _SERVED and _is_at_once(completion):
+        if verdict is _SERVED:
             request = flight.pick.request
             address = completion.address or flight.pick.address
             is_text = request.path in _TEXT_PATHS
@@ -312,21 +322,26 @@ class Accounting:
     ) -> float | None:
         """Return the tokens of a response, None where unknown; judge and learn their time."""
         num_bytes, request = completion.body_bytes, flight.pick.request
-        if streamed_s is None and _was_given_up(completion):
-            return _tokens_by_time(flight, ended_s)
-        if completion.status != _OK:
-            return 0.0
-        if streamed_s is None and _came_at_once(completion, flight):
-            return num_bytes / BYTES_PER_TOKEN
+        since_s = flight.started_at_s
+        if streamed_s is not None:
+            since_s = ended_s - streamed_s
+        elif not _was_given_up(completion):
+            if completion.status != _OK:
+                return 0.0
+            if _came_at_once(completion, request.path):
+                return num_bytes / BYTES_PER_TOKEN
+            if request.path != RESPONSES_PATH:  # whose bytes say nothing of tokens
+                return None
+        tokens = flight.tracked.decoding.tokens_between(since_s, ended_s)
         if streamed_s is None:
-            is_text = request.path == RESPONSES_PATH  # whose bytes say nothing of tokens
-            return _tokens_by_time(flight, ended_s) if is_text else None
-        further = flight.tracked.decoding.tokens_between(ended_s - streamed_s, ended_s)
-        num_tokens = None if further is None else (1 + further) * request.num_sequences
-        claim = request.claim
-        if request.num_sequences == 1:  # else nobody knows whose tokens took how long
-            self.tpots.record(claim, num_bytes, streamed_s, num_tokens)
-        told = self.tpots.tokens_of(claim, num_bytes)
+            return _bounded(flight, tokens, ended_s - since_s)
+        num_tokens = None if tokens is None else (1 + tokens) * request.num_sequences
+        if request.num_sequences == 1:
+            told = self.tpots.record(request.claim, num_bytes, streamed_s, num_tokens)
+        else:  # nobody knows whose tokens took how long
+            told = self.tpots.tokens_of(request.claim, num_bytes)
+        if told is None and num_tokens is None:  # it began before all that is remembered
+            return _bounded(flight, None, ended_s - since_s)
         return num_tokens if told is None else told
 
     def refused(self, pick_id: str, request_id: str, address: str, *, now: float) -> bool:
@@ -336,8 +351,7 @@ class Accounting:
         """
         flights = self._pool.flights
         pick_id = pick_id or flights.pick_id_of(request_id) or ""
-        is_in_flight = flights.refused(pick_id, address, now=now)
-        return is_in_flight or router_of(pick_id) == self._router_id
+        return flights.refused(pick_id, address, now=now) or self.is_ours(pick_id)
 
     def finish(self, pick: Pick, end: StreamEnd, *, now: float) -> InFlight | None:
         """End a pick whose stream saw the end. Return None if it had ended before."""
@@ -370,6 +384,17 @@ class Accounting:
         """End the picks that the endpoint's last report does not account for; return them."""
         return self._pool.flights.reconcile(address, self._trust, now=now)
 
+    def is_expected(self, address: str, *, now: float) -> bool:
+        """Return whether an endpoint's reports say what is expected, and the ends of requests there
+        are told by others."""
+        if not self._pool.is_expected(address):
+            return False
+        source, oldest_s = self._settings.source, self._pool.flights.oldest_by_envoy(address)
+        if self._has_times:
+            may_tell = self.logs.may_tell
+            return all(may_tell(envoy, at_s, now=now) for envoy, at_s in oldest_s.items())
+        return source is not Source.SCRAPE or not oldest_s
+
     def expire(self, *, now: float) -> list[InFlight]:
         """End the picks in flight for longer than `max_age_s`; return them."""
         return self._pool.flights.expire(now=now, max_age_s=self._settings.max_age_s)
@@ -394,15 +419,14 @@ def _was_given_up(completion: Completion) -> bool:
     return completion.address != "" and (completion.outcome is _CANCELLED or is_late)
 
 
-def _tokens_by_time(flight: InFlight, ended_s: float) -> float | None:
-    """Return the tokens that a request got at most until its end, by those of the others that ran
-    there meanwhile; None where unknown."""
-    decoding, request = flight.tracked.decoding, flight.pick.request
-    num_tokens = decoding.tokens_between(flight.started_at_s, ended_s)
+def _bounded(flight: InFlight, num_tokens: float | None, seconds: float) -> float | None:
+    """Return the tokens that a request got at most in so many seconds, where so many came to others
+    that ran there meanwhile; None where that is not known either."""
+    request, decode = flight.pick.request, flight.tracked.decoding.learned
     if num_tokens is None:
-        if decoding.learned is None:
+        if decode is None:
             return None
-        num_tokens = max(0.0, ended_s - flight.started_at_s) / decoding.learned.token_s
+        num_tokens = max(0.0, seconds) / decode.token_s
     if request._max_tokens is not None:
         num_tokens = min(num_tokens, max(1, request._max_tokens))
     return num_tokens * request.num_sequences
@@ -422,34 +446,15 @@ def first_token_s(completion: Completion, path: str) -> float | None:
     return first_s if path in FIRST_TOKEN_PATHS else None
 
 
-def _engine_ttft_s(completion: Completion, flight: InFlight) -> float | None:
-    """Return the time from the dispatch to the first token of a streamed response; None where its
-    request may be longer than what was seen."""
-    first_s, request = completion.first_body_byte_s, flight.pick.request
-    if first_s is None or not request._is_whole:
-        return None
-    return first_s - (flight.started_at_s - request.arrived_at_s)
-
-
 def _is_at_once(completion: Completion) -> bool:
     """Return whether all of a response came at the same time, as far as is known."""
     first_s, end_s = completion.first_body_byte_s, completion.duration_s
     return first_s is None or end_s is None or end_s - first_s < MIN_STREAM_S
 
 
-def _came_at_once(completion: Completion, flight: InFlight) -> bool:
+def _came_at_once(completion: Completion, path: str) -> bool:
     """Return whether a response is one of text that was not streamed."""
-    first_s, end_s = completion.first_body_byte_s, completion.duration_s
-    if first_s is None or end_s is None or not completion.shows_first_token:
+    if completion.first_body_byte_s is None or completion.duration_s is None:
         return False
-    return _is_at_once(completion) and flight.pick.request.path in FIRST_TOKEN_PATHS
-
-
-def _streamed_s(completion: Completion, flight: InFlight) -> float | None:
-    """Return the time from the first token to the last; None for a response that was not streamed
-    by the endpoint that was picked, or does not show its first token."""
-    is_elsewhere = completion.address != flight.tracked.endpoint.address
-    if completion.attempts > 1 or is_elsewhere:
-        return None
-    first_s, end_s = first_token_s(completion, flight.pick.request.path), completion.duration_s
-    return None if first_s is None or end_s is None else end_s - first_s
+    is_shown = completion.shows_first_token and path in FIRST_TOKEN_PATHS
+    return is_shown and _is_at_once(completion)

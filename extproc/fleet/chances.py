@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import exp, lgamma, log
 
-from msgspec import Struct
 
+@dataclass(slots=True)
+class Count:
+    """Requests that ended, and those of them that failed.
 
-class Count(Struct, gc=False):
-    """Requests that ended, and those of them that failed."""
+    Written often: CPython takes ten times as long to set a field of a Struct.
+    """
 
     num: int = 0
     num_failed: int = 0

@@ -13,33 +13,28 @@ A view of an endpoint (`EndpointView`) is made for those who ask for one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from math import inf
 from types import MappingProxyType
 from typing import Any, Protocol, overload
 
+from msgspec.structs import replace
+
 from extproc.costs import DEFAULT, Costs
 from extproc.types import EndpointView
 
-Facts = tuple[Any, ...]
-"""The first attributes of a view, in their order, up to the next ones."""
 Resident = tuple[tuple[str, ...], tuple[str, ...], int]
-"""The next ones: adapters in GPU slots and in the CPU cache; how many have come into a slot."""
-Load = tuple[Any, ...]
-"""Those after the adapters' pending requests."""
-_State = tuple[Resident, Mapping[str, int]]
-_FIELDS = EndpointView.__struct_fields__
-NUM_FACTS = _FIELDS.index("gpu_adapters")
-_make: Callable[..., EndpointView] = EndpointView
+"""Adapters in GPU slots and in the CPU cache; how many have come into a slot."""
+_State = tuple[Resident, dict[str, int]]
+_Views = tuple[EndpointView, ...]
 _read_only = MappingProxyType
-_REGISTERED, _MAX_LORAS, _COSTS = map(_FIELDS.index, ("registered", "max_loras", "costs"))
 
 MAX_MODELS = 16_384
 """Models whose endpoints are remembered, until an endpoint's list changes."""
 _NO_ROWS: Mapping[int, int] = {}
 _NONE: Set[int] = frozenset()
-_FEW = 8
-"""Rows that are looked at to know whether an adapter is resident at no more than half as many."""
+_FEW = 4
+"""Rows that a decision looks at because an adapter is loaded there."""
 
 
 class Source(Protocol):
@@ -48,8 +43,8 @@ class Source(Protocol):
     def arrange(self) -> Resident:
         """Return what is resident there."""
 
-    def load(self) -> Load:
-        """Return what a view has of its load."""
+    def load(self) -> Mapping[str, Any]:
+        """Return what a view has of its load, beside the adapters' pending requests."""
 
 
 class Columns:
@@ -63,6 +58,8 @@ class Columns:
         num_pending: As a view has it, like the next two.
         done_s: `prompts_done_s`.
         has_room: `has_room`.
+        is_open: It may get requests, and has no flaw.
+        costs: Of prompts and loads.
         s_per_byte: The cost of a byte of a prompt.
         num_slots: Adapter slots; 0 where unknown.
         num_used: Distinct adapters with unfinished requests.
@@ -73,9 +70,9 @@ class Columns:
     """
 
     __slots__ = (
-        *("_costs", "_facts", "_holders", "_is_open", "_least", "_listing"),
-        *("_loaded", "_num_open", "_open", "_running", "_sources", "_states", "_views"),
-        *("addresses", "all_free", "all_slots", "done_s", "has_room", "moved"),
+        *("_facts", "_holders", "_least", "_listing"),
+        *("_loaded", "_num_open", "_open", "_own", "_running", "_sources", "_states", "_views"),
+        *("addresses", "all_free", "all_slots", "costs", "done_s", "has_room", "is_open", "moved"),
         *("num_pending", "num_slots", "num_used", "outdated", "rows", "s_per_byte"),
     )
 
@@ -84,17 +81,18 @@ class Columns:
         self.rows = {address: row for row, address in enumerate(self.addresses)}
         num = len(self.addresses)
         self._views = [EndpointView(address, is_ready=False) for address in self.addresses]
-        self._facts: list[Facts] = [(address,) for address in self.addresses]
+        self._facts = self._views.copy()  # without what requests change
         self._states: list[_State] = [(((), (), 0), {})] * num
+        self._own = set[int]()  # rows whose pending requests neither views nor candidates have
         self.outdated = set[int]()
         self.moved = set[int]()
         self.num_pending, self.done_s = [0] * num, [-inf] * num
         self.has_room = [True] * num
-        self._costs: list[Costs] = [DEFAULT] * num
+        self.costs: list[Costs] = [DEFAULT] * num
         self.s_per_byte = [DEFAULT.prompt_s_per_byte] * num
         self.num_slots, self.num_used = [0] * num, [0] * num
         self.all_slots = self.all_free = 0
-        self._is_open, self._num_open = [False] * num, 0
+        self.is_open, self._num_open = [False] * num, 0
         self._loaded = [set[str]() for _ in range(num)]
         self._running: dict[str, dict[int, int]] = {}
         self._holders: dict[str, set[int]] = {}
@@ -104,15 +102,17 @@ class Columns:
 
     # --- facts that arrive -------------------------------------------------------------------
 
-    def set(self, row: int, facts: Facts, pending: Mapping[str, int], *, is_open: bool) -> None:
+    def set(
+        self, row: int, facts: EndpointView, pending: Mapping[str, int], *, is_open: bool
+    ) -> None:
         """Replace the facts of a row, and the adapters' pending requests. O(adapters there).
 
         Args:
             is_open: It may get requests, and has no flaw.
         """
         before, self._facts[row] = self._facts[row], facts
-        if is_open is not self._is_open[row]:
-            self._is_open[row] = is_open
+        if is_open is not self.is_open[row]:
+            self.is_open[row] = is_open
             self._num_open += 1 if is_open else -1
             self._open.clear()
         if before is not facts:
@@ -127,16 +127,14 @@ class Columns:
                     self.count(row, adapter, num)
         self.look(row)
 
-    def put(self, row: int, num_pending: int, done_s: float, *, has_room: bool) -> None:
-        """Replace the load of a row. O(1)."""
-        self.num_pending[row], self.done_s[row] = num_pending, done_s
-        self.has_room[row] = has_room
-        self.outdated.add(row)
-
     def count(self, row: int, adapter: str, num: int) -> None:
-        """Replace the number of an adapter's unfinished requests at a row; `put` follows. O(1)."""
+        """Replace the number of an adapter's unfinished requests at a row, whose load is written
+        next. O(1)."""
         resident, pending = self._states[row]
-        pending = {**pending}  # candidates may have the one before
+        if row not in self._own:
+            self._own.add(row)
+            pending = pending.copy()
+            self._states[row] = resident, pending
         if num:
             if adapter in pending:
                 self._running[adapter][row] = num
@@ -146,7 +144,8 @@ class Columns:
         elif adapter in pending:
             self._end(row, adapter)
             del pending[adapter]
-        self._states[row] = resident, pending
+            if adapter not in resident[0] and adapter not in resident[1]:
+                self.moved.add(row)
 
     def look(self, row: int) -> None:
         """Learn what is resident at a row."""
@@ -179,11 +178,11 @@ class Columns:
         rows = self._listing.get(model)
         if rows is None:
             rows = self._find(model)
-        if self._num_open == len(self._is_open):
+        if self._num_open == len(self.is_open):
             return rows
         found = self._open.get(model)
         if found is None:
-            found = self._open[model] = [row for row in rows if self._is_open[row]]
+            found = self._open[model] = [row for row in rows if self.is_open[row]]
         return found
 
     def running(self, adapter: str) -> Mapping[int, int]:
@@ -205,7 +204,7 @@ class Columns:
 
     def few_holders(self, adapter: str) -> Set[int] | None:
         """Return the same rows, None where they may be more than a few."""
-        return self.holders(adapter) if len(self._holders.get(adapter, _NONE)) <= _FEW else None
+        return None if len(self._holders.get(adapter, _NONE)) > _FEW else self.holders(adapter)
 
     def is_holder(self, row: int, adapter: str) -> bool:
         """Return whether an adapter is resident or active at a row."""
@@ -225,7 +224,7 @@ class Columns:
         if row in self.moved:
             self.look(row)
         gpu_adapters, cpu_adapters, _ = self._states[row][0]
-        return self._costs[row].load_s(adapter, gpu_adapters, cpu_adapters)
+        return self.costs[row].load_s(adapter, gpu_adapters, cpu_adapters)
 
     @property
     def least_s_per_byte(self) -> float:
@@ -245,27 +244,25 @@ class Columns:
         while self.moved:
             self.look(next(iter(self.moved)))
         for row in self.outdated:
+            self.look(row)  # adapters may be in another order
             resident, pending = self._states[row]
             load = self._sources[row].load()
-            self._views[row] = _make(*self._facts[row], *resident, _read_only(pending), *load)
+            self._own.discard(row)
+            self._views[row] = _view(self._facts[row], resident, pending, load)
         self.outdated.clear()
         return self._views
 
     def candidates(self, rows: Sequence[int]) -> Candidates:
         """Return some rows as they are now, to be viewed later."""
-        return Candidates(
-            self._facts.copy(),
-            self._states.copy(),
-            self.num_pending.copy(),
-            self.done_s.copy(),
-            self.has_room.copy(),
-            rows,
-        )
+        self._own.clear()
+        facts, states, done_s = self._facts.copy(), self._states.copy(), self.done_s.copy()
+        columns = facts, states, self.num_pending.copy(), done_s, self.has_room.copy()
+        return Candidates(columns, rows)
 
     # --- inside -----------------------------------------------------------------------------
 
     def _find_least(self) -> tuple[float, float]:
-        self._least = min(self.s_per_byte), min([each.cold_load_s for each in self._costs])
+        self._least = min(self.s_per_byte), min([each.cold_load_s for each in self.costs])
         return self._least
 
     def _find(self, model: str) -> Sequence[int]:
@@ -273,22 +270,22 @@ class Columns:
             self._listing.clear()
             self._open.clear()
         facts = self._facts
-        lists = [each[_REGISTERED] for each in facts]
+        lists = [each.registered for each in facts]
         rows = [row for row, names in enumerate(lists) if names and model in names]
         # Thousands of adapters may be everywhere: they share what says so.
         every = range(len(facts))
         found = self._listing[model] = every if len(rows) == len(facts) else rows
         return found
 
-    def _set_facts(self, row: int, before: Facts, facts: Facts) -> None:
-        if len(before) < NUM_FACTS or facts[_REGISTERED] is not before[_REGISTERED]:
+    def _set_facts(self, row: int, before: EndpointView, facts: EndpointView) -> None:
+        if facts.registered is not before.registered:
             self._listing.clear()
             self._open.clear()
-        costs: Costs = facts[_COSTS]
-        if costs is not self._costs[row]:
-            self._costs[row], self.s_per_byte[row] = costs, costs.prompt_s_per_byte
+        costs = facts.costs
+        if costs is not self.costs[row]:
+            self.costs[row], self.s_per_byte[row] = costs, costs.prompt_s_per_byte
             self._least = None
-        num_slots, slots_before = facts[_MAX_LORAS] or 0, self.num_slots[row]
+        num_slots, slots_before = facts.max_loras or 0, self.num_slots[row]
         if num_slots != slots_before:
             used = self.num_used[row]
             self.all_slots += num_slots - slots_before
@@ -321,46 +318,55 @@ class Columns:
         self.num_used[row] = used - 1
 
 
+def _view(
+    facts: EndpointView, resident: Resident, pending: Mapping[str, int], load: Mapping[str, Any]
+) -> EndpointView:
+    gpu_adapters, cpu_adapters, num_loads = resident
+    return replace(
+        facts,
+        gpu_adapters=gpu_adapters,
+        cpu_adapters=cpu_adapters,
+        _num_adapter_loads=num_loads,
+        pending_by_adapter=_read_only(pending),
+        **load,
+    )
+
+
 class Candidates(Sequence[EndpointView]):
-    """Endpoints without a flaw, as they were at one moment.
+    """Endpoints without a flaw, as they were at one moment; nothing once they are forgotten.
 
     Views of them are made for those who look. They say what a choice went by: of an endpoint's load
     its pending requests, when its prompts are computed and whether it has room, no more. Resident
     adapters that the choice did not depend on are as of the last look.
     """
 
-    __slots__ = ("_done_s", "_facts", "_has_room", "_num_pending", "_rows", "_states", "_views")
+    __slots__ = ("_columns", "_rows", "_views")
 
     def __init__(
-        self,
-        facts: list[Facts],
-        states: list[_State],
-        num_pending: list[int],
-        done_s: list[float],
-        has_room: list[bool],
-        rows: Sequence[int],
+        self, columns: Sequence[list[Any]], rows: Sequence[int], views: _Views | None = None
     ) -> None:
-        self._facts, self._states, self._rows = facts, states, rows
-        self._num_pending, self._done_s, self._has_room = num_pending, done_s, has_room
-        self._views: tuple[EndpointView, ...] | None = None
+        self._columns, self._rows, self._views = columns, rows, views
+
+    @classmethod
+    def of(cls, views: _Views) -> Candidates:
+        """Return endpoints of which there are views."""
+        return cls((), range(len(views)), views)
+
+    def forget(self) -> None:
+        """Keep nothing: a request may last long, and many have the state of all endpoints."""
+        self._columns, self._rows, self._views = (), (), ()
 
     @property
-    def views(self) -> tuple[EndpointView, ...]:
+    def views(self) -> _Views:
         """The views."""
         if self._views is None:
             self._views = tuple(map(self._view, self._rows))
         return self._views
 
     def _view(self, row: int) -> EndpointView:
-        resident, pending = self._states[row]
-        return _make(
-            *self._facts[row],
-            *resident,
-            _read_only(pending),
-            self._num_pending[row],
-            prompts_done_s=self._done_s[row],
-            has_room=self._has_room[row],
-        )
+        facts, (resident, pending), num_pending, done_s, has_room = [c[row] for c in self._columns]
+        load = {"num_pending": num_pending, "prompts_done_s": done_s, "has_room": has_room}
+        return _view(facts, resident, pending, load)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and self.views == tuple(other)

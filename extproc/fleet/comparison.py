@@ -67,7 +67,7 @@ class Comparison:
     def __init__(self) -> None:
         self._all = Tally(MAX_KINDS)
         self._sources = Sources()
-        self.recent = RecentEnds()
+        self.recent = RecentEnds(2 * ERROR_BYTES)
         self._half = 0  # of the window, as of the last turn
 
     def turn(self, own: Own, now: float) -> None:
@@ -92,9 +92,7 @@ class Comparison:
                 self._count(own, kind, failed=False)
             else:
                 count.num += 1
-                count.ever.num += 1
                 own_count.num += 1
-                own_count.ever.num += 1
         if num_bytes < SHORT_BYTES and like.kind in own_counts:
             size = _size(num_bytes)
             for counts in (all_counts, own_counts):
@@ -120,7 +118,7 @@ class Comparison:
 
     def _are_texts_long(self, address: str) -> bool:
         """Return whether hardly any answers of other endpoints are near an error's length."""
-        num_served, num_short = self.recent.served_elsewhere(address, 2 * ERROR_BYTES)
+        num_served, num_short = self.recent.served_elsewhere(address)
         return num_served >= MIN_ANSWERS and num_short <= MAX_SHORT_RATIO * num_served
 
     def knows_lengths(self, own: Own, kind: Hashable) -> bool:
@@ -273,8 +271,8 @@ class Comparison:
     def _count(self, own: Own, kind: Hashable, *, failed: bool) -> None:
         """Count a request for its endpoint and for all, or for neither."""
         if own.tally.has_room(kind) and self._all.has_room(kind):
-            self._all.begin(kind).add(failed=failed)
-            own.tally.begin(kind).add(failed=failed)
+            for tally in (self._all, own.tally):
+                tally.begin(kind).add(failed=failed)
 
 
 def _comparable(later: Count, window: Count) -> tuple[float, float]:

@@ -20,6 +20,11 @@ Rules:
    waits for long, too, and others get what is freed elsewhere meanwhile. There none are spare,
    unless nobody has waited for `FORGET_S` and as long as a place is had. Of few places an empty one
    is too large a part.
+   Of many that come at once to an engine of which nothing is known, all but a few would wait in it.
+   So from one report to the next it gets `START`, or twice as many as it has lately got in such a
+   time while nobody waited, less those that wait. It gets more than `START` where even an endpoint
+   that surprises is seldom asked. Ends do not count, as they may be told late. With half of them
+   the next report is due: none are held for it.
 4. An engine counts sequences: a request for several is as many. Of those some end before others,
    so an end without our knowledge is one of a whole request.
 5. The requests there are those that routers know of, and no more than the last report has and picks
@@ -41,6 +46,10 @@ NUM_WAITING = 2
 SPARE = 1
 """Requests that may wait in an engine, beyond those that end until we hear of it."""
 FORGET_S = 10.0
+START, START_S = 32, 0.05
+"""Sequences that an engine gets at least in that time, the usual one between two reports, though
+all may wait. Where reports are rarer it gets as many more from one to the next: requests would wait
+for the report of an idle engine."""
 LONG_S, LONG_KEPT = 1.0, 31 / 32
 """A place that is freed with so long before the next one is; what is kept of the mean, with each
 end."""
@@ -62,10 +71,10 @@ class Room:
     """
 
     __slots__ = (
-        *("_asked_s", "_before_s", "_mean_late", "_moved_s", "_num_deferred"),
-        *("_full_s", "_num_seen", "_num_young", "_report", "_step", "_took_s", "_took_s2"),
-        *("_waited_s", "_waiting"),
-        "limit",
+        *("_asked_s", "_before_s", "_full_s", "_mean_late", "_most_new", "_most_new_s"),
+        *("_most_open", "_moved_s", "_num_deferred", "_num_due", "_num_new", "_num_seen"),
+        *("_num_young", "_report", "_shown", "_step", "_took_s", "_took_s2", "_waited_s"),
+        *("_waiting", "limit"),
     )
 
     def __init__(self) -> None:
@@ -77,25 +86,34 @@ class Room:
         self._mean_late = 0.0  # ends that were not heard of when a report came
         self._asked_s = _NEVER_S  # for the last report
         self._report = LoadReport()
+        self._shown = _shown(self._report)
         # The page did not change last, and the time before, until then.
         self._moved_s = self._before_s = _NEVER_S
         self._num_seen = self._num_deferred = 0  # by the last report
         self._num_young = 0  # picks that it may not show
+        # Picks since the last report, the most of late, and so many until the next one.
+        self._num_new, self._most_new, self._most_open = 0, 0, START
+        self._most_new_s = _NEVER_S
+        self._num_due: float = START  # picks with which the next report is due
 
-    def begin(self, picked_at_s: float, num: int = 1) -> None:
-        """Count a pick of any router that tells us, of so many sequences."""
+    def begin(self, picked_at_s: float, num: int = 1) -> bool:
+        """Count a pick of any router that tells us, of so many sequences; return whether the next
+        report is due, so that more can follow."""
+        self._num_new += num
         if picked_at_s > self._before_s:
             self._num_young += num
+        return self._num_new >= self._num_due
 
     def end(self, picked_at_s: float, num: int = 1) -> None:
         """Count the end of such a pick."""
         if picked_at_s > self._before_s:
-            self._num_young -= num
+            self._num_young = max(0, self._num_young - num)
 
-    def took(self, took_s: float) -> None:
-        """Record how long a request had its place that has ended."""
-        self._took_s = took_s + LONG_KEPT * (self._took_s - took_s)
-        self._took_s2 = took_s**2 + LONG_KEPT * (self._took_s2 - took_s**2)
+    def took(self, took_s: float, num: int = 1) -> None:
+        """Record how long requests had their places that have ended, in the mean."""
+        kept = LONG_KEPT if num == 1 else LONG_KEPT**num
+        self._took_s = took_s + kept * (self._took_s - took_s)
+        self._took_s2 = took_s**2 + kept * (self._took_s2 - took_s**2)
 
     @property
     def held_s(self) -> float:
@@ -111,25 +129,36 @@ class Room:
         num_requests: int,
         asked_at_s: float,
         taken_at_s: float,
+        next_s: float = START_S,
     ) -> None:
         """Record a report.
 
         Args:
             num_since: Counts the sequences of unfinished picks after some time.
             num_requests: All unfinished picks.
+            next_s: From one question to an endpoint that surprises to the next.
         """
         before, self._report = self._report, report
         self._num_deferred = _num_deferred(report)
-        if _shown(before) != _shown(report):
+        num_waiting = report.num_waiting - self._num_deferred
+        is_old = taken_at_s >= self._most_new_s + FORGET_S
+        num_new = round(self._num_new / max(1.0, (asked_at_s - self._asked_s) / next_s))
+        if num_waiting <= 0 and (is_old or num_new > self._most_new):
+            self._most_new, self._most_new_s = num_new, taken_at_s
+        self._num_new = num_since(asked_at_s)
+        least = round(START * max(1.0, next_s / START_S))
+        self._most_open = max(least, 2 * self._most_new) - num_waiting
+        shown_before, self._shown = self._shown, _shown(report)
+        if shown_before != self._shown:
             self._before_s, self._moved_s = self._moved_s, self._asked_s
             if _num_tokens_each(before, report) >= NUM_STEPS:
                 self._before_s = self._asked_s
-            num_waiting = report.num_waiting - self._num_deferred
-            if num_waiting > num_since(self._moved_s):
+            if num_waiting > 0 and num_waiting > num_since(self._moved_s):
                 self._limit_to(report.num_running, taken_at_s)
             elif num_waiting <= 0 and self.limit is not None:
                 self._grow(report.num_running, taken_at_s)
         self._asked_s = asked_at_s
+        self._num_due = self._most_open / 2 if self.limit is None else inf
         self._num_seen = report.num_running + report.num_waiting
         self._num_young = num_since(self._before_s)
         num_late = max(0, num_requests - self._num_seen - self._num_young)
@@ -153,6 +182,22 @@ class Room:
         if self.limit is None:
             return inf, num_known
         return self.limit + self.num_spare, num_known
+
+    def is_open(self, num_known: int, max_in_flight: int | None, *, is_known: bool) -> bool:
+        """Return whether one more request would run soon; arguments as for `places`.
+
+        Where nobody knows for how many it has room, it gets some until its next report, whatever
+        that shows.
+        """
+        most = max_in_flight
+        if most is None:
+            if self.limit is None:
+                return not is_known or self._num_new < self._most_open
+            most = self.limit + self.num_spare
+        if is_known:  # written out: every request comes here twice
+            num_shown = self._num_seen + self._num_young
+            num_known = (num_known if num_known < num_shown else num_shown) - self._num_deferred
+        return num_known < most
 
     @property
     def num_spare(self) -> int:
@@ -282,6 +327,8 @@ class Fullness:
 
     def answered(self, *, asked_at_s: float) -> None:
         """Record that it answered a call of ours, begun at `asked_at_s`."""
+        if self.is_idle:
+            return
         taken = [each for each, (_, at_s) in self._open.items() if asked_at_s - at_s >= TAKEN_S]
         for pick_id in taken:
             self.settle(pick_id, was_taken=True)

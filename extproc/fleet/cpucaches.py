@@ -75,9 +75,9 @@ class GroupCaches:
             self._apply()
 
     def record_reports(self, before: LoadReport | None, after: LoadReport) -> None:
-        """Record two consecutive reports of one process; None before the first."""
-        if after.cpu_adapters is not None:
-            self._size.record_statement(_cached(before), _cached(after))
+        """Record two consecutive reports of one process, of which the second states what its cache
+        holds; None before the first."""
+        self._size.record_statement(_cached(before), _cached(after))
 
     @property
     def presumed(self) -> int:

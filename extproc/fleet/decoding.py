@@ -8,7 +8,8 @@ last second counts: in the laboratory a fit over half a minute came too late for
 Rules:
 1. An engine counts whole steps, and a scrape falls somewhere into one: intervals are put together
    until they are `WINDOW_S` long. Only those count at both ends of which something ran, as nobody
-   knows when an engine that was idle began.
+   knows when an engine that was idle began. Of longer ones, those count during which a request of
+   routers ran through, as others may have left the engine idle between them.
 2. The level (seconds at a number of requests) is a mean that forgets: a window `NUM_WINDOWS` ago
    counts a third of the last. Time without work teaches nothing, and makes nothing forgotten. A
    stall of the engine, for a load or a prompt, counts as two windows at most: those in which it
@@ -38,6 +39,8 @@ PROGRESS_S, NUM_PROGRESS = 1.0, 128
 """Spans whose tokens are remembered, and how many: tokens are known of responses up to that
 length.
 """
+AHEAD_S = 2.5
+"""After the last report, in which tokens come as fast as before: the next one is due by then."""
 MAX_ALONE = 1.5
 """Running requests, on average, of a window that shows what a token takes alone."""
 MIN_TOKEN_S, MAX_TOKEN_S = 1e-5, 10.0
@@ -52,24 +55,17 @@ class Decoding:
 
     Attributes:
         learned: Result; None before the first window.
+        unseen_s: Time since the last window in which requests ran and could not be counted.
     """
 
     __slots__ = (
-        *(
-            "_alone_s",
-            "_at_s",
-            "_busy_s",
-            "_last",
-            "_num_windows",
-            "_progress",
-            "_request_s",
-            "_tokens",
-        ),
-        "learned",
+        *("_alone_s", "_at_s", "_busy_s", "_last", "_num_windows", "_progress", "_request_s"),
+        *("_tokens", "learned", "unseen_s"),
     )
 
     def __init__(self) -> None:
         self.learned: Decode | None = None
+        self.unseen_s = 0.0
         self._last: LoadReport | None = None
         self._alone_s = inf
         self._at_s = 0.0  # of the last report
@@ -78,8 +74,14 @@ class Decoding:
         self._tokens = 0
         self._num_windows = 0.0  # that are not forgotten
 
-    def record(self, report: LoadReport, *, taken_at_s: float) -> None:
-        """Record a report of the same endpoint, later than the last one."""
+    def record(
+        self, report: LoadReport, *, taken_at_s: float, has_run_through: bool = True
+    ) -> None:
+        """Record a report of the same endpoint, later than the last one.
+
+        Args:
+            has_run_through: A request has run ever since that one.
+        """
         before, seconds = self._last, taken_at_s - self._at_s
         self._last, self._at_s = report, taken_at_s
         if before is None or before.generated_tokens is None or report.generated_tokens is None:
@@ -90,6 +92,10 @@ class Decoding:
             self._progress.clear()
             return
         is_busy = before.num_running > 0 and report.num_running > 0
+        if is_busy and seconds > WINDOW_S and not has_run_through:
+            self._begin_window()
+            self.unseen_s += seconds
+            is_busy = False
         running = (before.num_running + report.num_running) / (2 if is_busy else 1)
         self._add_progress(num_tokens / running if running else 0.0, is_busy)
         if is_busy:
@@ -107,12 +113,14 @@ class Decoding:
 
     def _tokens_at(self, at_s: float) -> float | None:
         progress = self._progress
-        if not progress or not progress[0][0] <= at_s <= progress[-1][0] + PROGRESS_S:
+        if not progress or not progress[0][0] <= at_s <= progress[-1][0] + AHEAD_S:
             return None
         index = bisect_right(progress, (at_s, inf))
         begin_s, begin = progress[index - 1]
         if index == len(progress):
-            return begin
+            return (
+                begin if self.learned is None else begin + (at_s - begin_s) / self.learned.token_s
+            )
         end_s, end = progress[index]
         return begin + (end - begin) * (at_s - begin_s) / (end_s - begin_s)
 
@@ -137,6 +145,7 @@ class Decoding:
         running, token_s = self._request_s / self._busy_s, self._request_s / self._tokens
         if MIN_TOKEN_S <= token_s <= MAX_TOKEN_S:
             self._learn(running, token_s)
+            self.unseen_s = 0.0
         self._begin_window()
 
     def _learn(self, running: float, token_s: float) -> None:

@@ -95,9 +95,6 @@ class Disbelief:
             model: each for model, each in self._doubts.items() if each.tracked is not tracked
         }
 
-    def __bool__(self) -> bool:
-        return bool(self._doubts)
-
     def _forget(self, now: float) -> None:
         """Forget those that say nothing any more."""
         self._doubts = {

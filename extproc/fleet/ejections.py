@@ -26,7 +26,7 @@ UNREACHABLE_S = 5.0
 NUM_TRIALS = 3
 """Requests at a time, and served ones needed, before an endpoint counts as healthy again."""
 MAX_CHANGES = 100
-"""Ejections and readmissions kept for `take_changes`."""
+"""Ejections and readmissions kept until they are taken."""
 
 
 class Cause(StrEnum):
@@ -139,6 +139,7 @@ class Ejections:
         on_change: Called with the address of each endpoint that is ejected, or is no longer.
 
     Attributes:
+        changes: Ejections and returns that nobody has taken yet, the last `MAX_CHANGES`.
         num: Since the start, by cause.
     """
 
@@ -146,7 +147,7 @@ class Ejections:
         self._settings, self._on_change = settings, on_change
         self._standings: Mapping[str, Standing] = {}
         self.num = dict.fromkeys(Cause, 0)
-        self._changes: deque[Ejection | Readmission] = deque(maxlen=MAX_CHANGES)
+        self.changes: deque[Ejection | Readmission] = deque(maxlen=MAX_CHANGES)
 
     def apply(self, settings: OutlierSettings, standings: Mapping[str, Standing]) -> None:
         """Go by these thresholds and endpoints. Ejections beyond the limit end, those first that
@@ -158,12 +159,6 @@ class Ejections:
         for address, standing in ejected[: max(0, len(ejected) - self._limit())]:
             standing.readmit(standing.since_s)
             self._changed(Readmission(address, is_recovered=False))
-
-    def take_changes(self) -> list[Ejection | Readmission]:
-        """Return what has changed since the last call, at most the last `MAX_CHANGES`."""
-        changes = list(self._changes)
-        self._changes.clear()
-        return changes
 
     def eject(self, address: str, cause: Cause, now: float) -> None:
         """Eject an endpoint, if the limit leaves room for it."""
@@ -189,7 +184,7 @@ class Ejections:
         return num_out < self._limit()
 
     def _changed(self, change: Ejection | Readmission) -> None:
-        self._changes.append(change)
+        self.changes.append(change)
         self._on_change(change.address)
 
     def _next_s(self, standing: Standing, now: float) -> float:

@@ -14,7 +14,7 @@ class Evidence(StrEnum):
     """The evidence that the end of a request gives about its endpoint."""
 
     SERVED = "served"
-    FAILED = "failed"  # a 4xx or 5xx of its own, or an answer without content
+    FAILED = "failed"  # a 3xx, 4xx or 5xx of its own, or an answer without content
     BROKEN = "broken"  # cut off at any time, a timeout, a 502 or 504: rarely due to the request
     UNREACHABLE = "unreachable"  # no connection: due to the endpoint
     UNANSWERED = "unanswered"  # the client left before any byte of a response, if after long
@@ -55,7 +55,7 @@ def by_status(status: int, *, is_whole: bool) -> Evidence:
         return Evidence.FULL
     if status == _NOT_FOUND:
         return Evidence.NOT_FOUND
-    if status >= 400:
+    if status >= 300:  # nor does an engine redirect a request: a proxy before it does
         return Evidence.FAILED
     return Evidence.SERVED if is_whole else Evidence.NONE
 

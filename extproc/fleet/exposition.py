@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Callable
 from itertools import islice
 from operator import itemgetter
 
@@ -30,6 +31,7 @@ from extproc.errors import ExpositionError
 from extproc.fleet.engines import CacheInfo, EngineProfile, LabelledFamily, LoraInfo, Residency
 from extproc.fleet.remembered import Remembered
 from extproc.fleet.textformat import MAX_REMEMBERED_BYTES, Lines, Row, parse_labels
+from extproc.passes import no_rest
 from extproc.types import LoadReport
 
 MAX_LORA_SERIES = 2_048
@@ -85,19 +87,21 @@ LoraLog = tuple[frozenset[str], tuple[tuple[str, float], ...], int]
 """Of LoRA series: the active adapters, when each was so last, and slots, 0 where none says them."""
 
 
-def parse_report(page: bytes, profile: EngineProfile) -> LoadReport:
+def parse_report(
+    page: bytes, profile: EngineProfile, rest: Callable[[], None] = no_rest
+) -> LoadReport:
     """Parse the metrics of `profile` from `page`.
 
     A line that cannot be read, or has an impossible value (NaN, infinite, negative), loses only its
     own value. A sum with that value is unknown, not lower. Counts of several engines behind one
     server are added, their KV cache use is averaged, and times summed over processes are left out.
-    Counts are limited to `MAX_COUNT`.
+    Counts are limited to `MAX_COUNT`. `rest` is called again and again.
 
     Raises:
         ExpositionError: No line of the page is one of the text format. Count a failed scrape and
             keep the last report.
     """
-    figures = read_figures(Lines(page, keeps_rows=False), profile)
+    figures = read_figures(Lines(page, keeps_rows=False, rest=rest), profile)
     return make_report(figures, read_log(figures), profile)
 
 
@@ -212,6 +216,7 @@ def _lora_series(
     num_names = 0
     for at_s, block, at in heapq.nlargest(MAX_LORA_SERIES, series):
         assert info is not None
+        lines.rest()
         try:
             state = read_state(block, info)
         except ExpositionError as error:

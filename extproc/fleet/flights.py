@@ -7,12 +7,11 @@ from itertools import takewhile
 from math import inf
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from extproc.costs import Probe
 from extproc.fleet.comparison import SHORT_BYTES
 from extproc.fleet.disbelief import Disbelief
 from extproc.fleet.evidence import FAILURES, Evidence, likeness, tried_in_order, verdicts
+from extproc.fleet.expected import HEARD_S
 from extproc.fleet.listeners import PickObserver, WaitingLine
 from extproc.fleet.outliers import Outliers
 from extproc.fleet.peerpicks import PeerPicks
@@ -22,14 +21,11 @@ from extproc.fleet.tenants import Tenants
 from extproc.fleet.tracked import InFlight, Tracked
 from extproc.types import Pick
 
-LAG_S = 1.5
-"""From the end of a request to its entry of the access log, at most: Envoy keeps one for a second
-by default, and another router passes it on."""
-PEER_LOST_S = 10.0
-"""As `Trust.lost_after_s`, for other routers' picks: their own routers tell of the end, too."""
 USUAL_S, USUAL_KEPT = 1.0, 31 / 32
 """Time that served requests take, before any was; and of the mean of it, with each."""
-_SERVED, _NOT_FOUND = Evidence.SERVED, Evidence.NOT_FOUND  # to look up a member takes 0.1 us
+# To look up a member takes 0.1 us.
+_SERVED, _NOT_FOUND = Evidence.SERVED, Evidence.NOT_FOUND
+_FAILED, _FULL = Evidence.FAILED, Evidence.FULL
 
 
 class Trust(NamedTuple):
@@ -41,13 +37,11 @@ class Trust(NamedTuple):
             one, whoever else reports ends.
         whole_from_s: Returns since when another source reports the ends of all picks like this one,
             as of a time: minus infinite for ever, infinite for not now.
-        has_other: Returns whether another source reports ends of some.
     """
 
     grace_s: float
     lost_after_s: float
     whole_from_s: Callable[[InFlight, float], float]
-    has_other: Callable[[], bool]
 
 
 class Flights:
@@ -113,12 +107,13 @@ class Flights:
         if tracked is None:
             raise KeyError(address)
         adapter, cached = tracked.adapter_of(request), request.cached_bytes
-        place, probe = told_by(tracked, request, adapter, now=now)
+        num_bytes = request.rest_bytes(address)
+        place, probe = told_by(tracked, request, num_bytes, adapter, now=now)
         if cached:
             pick = with_cached(pick, cached)
-        # Many may last long: each would keep a state of all endpoints in memory.
-        kept = replace(pick, candidates=(), price=None)
-        self._count(kept, now, tracked, adapter, now=now, place=place, probe=probe)
+        flight = self._count(pick, now, tracked, adapter, num_bytes, now, place, probe)
+        if self._observer is not None:
+            self._observer.started(flight, is_new=True)
         self.tenants.count(request.claim, request.num_sequences, now=now)
         if request.request_id:
             self._by_request_id[request.request_id] = pick.id
@@ -138,7 +133,12 @@ class Flights:
         request = flight.pick.request
         self._prefix_index.drop(request, flight.tracked.kv_cache)
         pick = with_cached(flight.pick, self._prefix_index.find(request), address)
-        self._count(pick, flight.started_at_s, tracked, tracked.adapter_of(request), now=now)
+        adapter = tracked.adapter_of(request)
+        num_bytes = pick.request.rest_bytes(address)
+        moved = self._count(pick, flight.started_at_s, tracked, adapter, num_bytes, now)
+        if self._observer is not None:
+            self._observer.ended(flight, has_run=False)
+            self._observer.started(moved, is_new=False)
         return True
 
     def refused(self, pick_id: str, address: str, *, now: float) -> bool:
@@ -186,9 +186,10 @@ class Flights:
             del self._by_request_id[request.request_id]
         self.tenants.count(request.claim, -request.num_sequences, now=now)
         refused = self._refused.pop(pick_id, ())
-        for each in filter(None, map(self._find, refused)):
-            each.fullness.settle(pick_id, was_taken=verdict is _SERVED)
-            each.touch()
+        for full in refused:
+            if (each := self._find(full)) is not None:
+                each.fullness.settle(pick_id, was_taken=verdict is _SERVED)
+                each.touch()
         # An endpoint that came back under the address has not served it.
         own = tracked.endpoint.address
         served = (self._find(address) if address != own else None) or tracked
@@ -204,14 +205,16 @@ class Flights:
                 served.kv_cache.computed_bytes += request.rest_bytes(address)
                 self._prefix_index.add(request, served.kv_cache)
         if self._observer is not None:
-            self._observer.ended(pick_id, now=now, has_run=has_run_here)
-        judged = verdicts(
-            pick, verdict, address=address, num_attempts=num_attempts, refused=refused
-        )
-        if own not in judged or len(judged) > 1:
-            judged = {own: Evidence.NONE, **judged}
-        for each_address, said in judged.items():
-            self._judge(flight, each_address, said, now=now, at_s=at_s, num_bytes=num_bytes)
+            self._observer.ended(flight, has_run=has_run_here)
+        if num_attempts > 1 or (address or pick.endpoints[0]) != own:
+            judged = verdicts(
+                pick, verdict, address=address, num_attempts=num_attempts, refused=refused
+            )
+            for each_address, said in {own: Evidence.NONE, **judged}.items():
+                self._judge(flight, each_address, said, now=now, at_s=at_s, num_bytes=num_bytes)
+        else:
+            said = _FAILED if verdict is _FULL else verdict
+            self._judge(flight, own, said, now=now, at_s=at_s, num_bytes=num_bytes)
         if verdict is _SERVED and flight.started_at_s > served.served_s:
             served.served_s = flight.started_at_s
         self._queue.freed(at_s)
@@ -226,11 +229,7 @@ class Flights:
         return self._by_request_id.get(request_id)
 
     def expire(self, *, now: float, max_age_s: float) -> list[InFlight]:
-        """Finish every pick older than `max_age_s`; return them, oldest first.
-
-        Other routers' picks end by an age of their own.
-        """
-        self._told.expire(now=now)
+        """Finish every pick older than `max_age_s`; return them, oldest first."""
         flights = self._flights.values()
         old = list(takewhile(lambda each: now - each.started_at_s > max_age_s, flights))
         for flight in old:
@@ -241,27 +240,30 @@ class Flights:
         """Finish the oldest picks, as many as the endpoint's reports do not account for.
 
         Only those whose ends nobody else can be trusted to report. Where ends of the rest come
-        late, an earlier report is the judge: of what ended before it, all is known by now. Other
-        routers' picks end first: of ours we know the end.
+        late, an earlier report is the judge: of what ended before it, all is known by now.
         """
         tracked = self._find(address)
         if tracked is None or tracked.report is None or tracked.reported_at_s is None:
             return []
-        report, at_s, grace_s = tracked.report, tracked.reported_at_s, trust.grace_s
-        total = report.num_running + report.num_waiting
+        total = tracked.report.num_running + tracked.report.num_waiting
         flights = tracked.flights.values()
+        if len(flights) <= total:
+            return []
+        at_s, grace_s = tracked.reported_at_s, trust.grace_s
         old = list(takewhile(lambda each: at_s - each.started_at_s >= grace_s, flights))
-        if tracked.others.flights:
-            told_by_s = at_s - grace_s
-            if trust.has_other():
-                told_by_s = min(told_by_s, tracked.served_s - PEER_LOST_S)
-            self._told.reconcile(tracked, total - len(old), told_by_s=told_by_s, now=now)
         if len(old) <= total:
             return []
         lost = _lost(tracked, old, total, trust, now=now)
         for flight in lost:
             self.finish(flight.pick.id, now=now)
         return lost
+
+    def oldest_by_envoy(self, address: str) -> dict[str, float]:
+        """Return when the oldest pick in flight at an endpoint started, by Envoy."""
+        tracked, oldest_s = self._find(address), dict[str, float]()
+        for each in () if tracked is None else tracked.flights.values():
+            oldest_s.setdefault(each.pick.request._envoy, each.started_at_s)
+        return oldest_s
 
     # --- inside -----------------------------------------------------------------------------
 
@@ -271,14 +273,14 @@ class Flights:
         at_s: float,
         tracked: Tracked,
         adapter: str | None,
-        *,
+        num_bytes: int,
         now: float,
         place: int | None = None,
         probe: Probe | None = None,
-    ) -> None:
-        """Count a pick, as a trial if its endpoint is on one."""
+    ) -> InFlight:
+        """Count a pick with so many bytes to compute, as a trial if its endpoint is on one."""
         address, request = tracked.address, pick.request
-        num_bytes, num_alike = request.rest_bytes(address), self.num_alike
+        num_alike = 1 if self.num_routers == 1 else self.num_alike
         tracked.queue(pick.id, adapter, num_bytes, num=num_alike, at_s=at_s, now=now)
         if request._prefix_hashes:
             self._prefix_index.add(request, tracked.kv_cache)
@@ -287,8 +289,7 @@ class Flights:
         flight = InFlight(pick, at_s, tracked, adapter, num_beside, trial, place, group, probe)
         self._flights[pick.id] = flight
         tracked.begin(flight)
-        if self._observer is not None:
-            self._observer.started(pick, address, at_s=at_s)
+        return flight
 
     def _judge(
         self,
@@ -310,8 +311,7 @@ class Flights:
             self._usual_s = took_s + USUAL_KEPT * (self._usual_s - took_s)
             mean_s = tracked.response_s
             tracked.response_s = took_s + USUAL_KEPT * ((mean_s or took_s) - took_s)
-            if self._disbelief:
-                self._disbelief.served(tracked, request.model)
+            self._disbelief.served(tracked, request.model)
         elif verdict in FAILURES or verdict is _NOT_FOUND:
             tracked.failed(tracked.adapter_of(request), flight.started_at_s + self._usual_s)
         like, sent_at_s = likeness(request), flight.started_at_s
@@ -360,7 +360,7 @@ def _lost(
         is_untold = is_untold and from_s == inf
     if is_untold:
         return doubtful[: len(old) - total]
-    pages, by_s = tracked.pages, now - LAG_S
+    pages, by_s = tracked.pages, now - HEARD_S
     pages.append((now, total))
     while len(pages) > 1 and pages[1][0] <= by_s:
         pages.popleft()

@@ -5,9 +5,10 @@ And how much of a report is believed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Sequence
+from collections import deque
+from collections.abc import Collection, Container
 from math import inf
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,6 +19,8 @@ STEADY_S = 15.0
 """Routers that herd move hundreds of requests from one endpoint to the next within a second."""
 ALONE_S = 1.5
 """The same where all routers that are known tell us theirs: the rest is no herd of routers."""
+MAX_YOUNG = 1_024
+"""The latest beginnings and ends that are remembered of an endpoint: of a second or two."""
 
 
 class SteadyMinimum:
@@ -48,50 +51,61 @@ class SteadyMinimum:
 At = TypeVar("At")
 
 
-class PeerFlight(Struct, Generic[At], eq=False):
-    """Another router's pick that has not ended, and the endpoint object that it is counted on.
+class PeerPlace(Struct, Generic[At], eq=False):
+    """Counts that another router has told of a place, and the endpoint that they are counted on.
 
     Attributes:
-        adapter: That it counts for there; None until the endpoint lists the adapter named `name`.
+        router: Whose it is.
+        name: Of an adapter; "" for none.
+        flow: Whose turns its requests count for (`Claim._flow`); "" for nobody's.
+        tracked: None while the endpoint is not in the pool.
+        adapter: That requests count for there; None until the endpoint lists the one of that name.
+        registered: The names that it listed when that was looked for.
+        num: The requests that have not ended.
     """
 
-    id: str
-    tracked: At
-    name: str | None
-    told_at_s: float
-    picked_at_s: float
-    body_bytes: int
-    num_sequences: int = 1
+    router: Any
+    address: str
+    name: str
+    flow: str
+    priority: int
+    tracked: At | None = None
     adapter: str | None = None
+    registered: frozenset[str] | None = None
+    num: int = 0
+    num_sequences: int = 0
 
 
 class ForeignRequests(Generic[At]):
     """Counts other routers' requests on one endpoint; as its reports do, by sequences.
 
     Attributes:
-        flights: The received picks that have not ended, in the order of their arrival.
-        num_told: Their sequences.
+        places: The places that routers have told of.
+        num_told: Their sequences that have not ended, of `num_requests`.
         num_foreign: Further requests by the last report: of routers that send us no picks.
         adapters: Adapters that the last report names and that may be of routers that send us no
             picks.
         num_reported: Requests that the last report leaves beside ours.
-        num_before: Of `flights`, those that were picked before the last report.
+        num_before: Of `num_told`, those that began before the last report.
         counts_first: The requests that the next report shows count for the choice at once: routers
             that choose by reports have not looked yet.
     """
 
     __slots__ = (
-        *("_reported_at_s", "_shown", "_steady", "_total", "adapters", "counts_first"),
-        *("flights", "num_before", "num_foreign", "num_reported", "num_told"),
+        *("_reported_at_s", "_shown", "_steady", "_total", "_young", "adapters", "counts_first"),
+        *("num_before", "num_foreign", "num_reported", "num_requests", "num_told", "places"),
     )
 
     def __init__(self) -> None:
-        self.flights: dict[str, PeerFlight[At]] = {}
+        self.places: dict[PeerPlace[At], None] = {}
         self.adapters: dict[str, int] = {}
-        self.num_foreign = self.num_reported = self.num_before = self.num_told = 0
+        self.num_foreign = self.num_reported = self.num_before = 0
+        self.num_told = self.num_requests = 0
         self._steady = SteadyMinimum()
         self._total = self._shown = 0  # of the last report, and foreign when that became so
-        self._reported_at_s: float | None = None
+        self._reported_at_s = -inf
+        # When it was told, when they began, and how many; less where they ended.
+        self._young: deque[tuple[float, float, int]] = deque(maxlen=MAX_YOUNG)
         self.counts_first = False
 
     @property
@@ -101,43 +115,60 @@ class ForeignRequests(Generic[At]):
 
     @property
     def num_unseen(self) -> int:
-        """Received picks that the last report should show beside our requests and does not."""
+        """Sequences told that the last report should show beside our requests and does not."""
         return max(0, self.num_before - self.num_reported)
+
+    def num_since(self, at_s: float) -> int:
+        """Return how many of the sequences told began after some time."""
+        if at_s == -inf or not self.num_told:
+            return self.num_told
+        num_since = 0
+        for told_s, began_s, num in reversed(self._young):
+            if told_s <= at_s:
+                break  # and all that was told before
+            if began_s > at_s:
+                num_since += num
+        return min(max(0, num_since), self.num_told)
 
     def restart(self) -> None:
         """Forget how long other routers' requests have been there."""
         self._steady, self._total, self._shown = SteadyMinimum(), 0, 0
 
-    def begin(self, flight: PeerFlight[At]) -> None:
-        """Count a pick."""
-        num = flight.num_sequences
-        if self.is_reported(flight):
-            self.num_foreign = max(0, self.num_foreign - num)  # the report has counted it already
-            self.num_before += num
-        self.flights[flight.id] = flight
-        self.num_told += num
+    def began(self, num: int, num_sequences: int, now: float) -> None:
+        """Count requests that have just begun."""
+        self.num_requests += num
+        self.num_told += num_sequences
+        self._young.append((now, now, num_sequences))
 
-    def end(self, flight: PeerFlight[At]) -> None:
-        """Stop counting a pick."""
-        del self.flights[flight.id]
-        self.num_told -= flight.num_sequences
-        if self.is_reported(flight):
-            self.num_before -= flight.num_sequences
+    def ended(self, num: int, num_sequences: int, began_s: float, now: float) -> None:
+        """Stop counting requests that began at some time, and of which it is told now."""
+        self.num_requests -= num
+        self.num_told -= num_sequences
+        self._young.append((now, began_s, -num_sequences))
+        if began_s <= self._reported_at_s:
+            self.num_before = max(0, self.num_before - num_sequences)
+        if self.num_before > self.num_told:
+            self.num_before = self.num_told
 
-    def is_reported(self, flight: PeerFlight[At]) -> bool:
-        """Return whether a pick is old enough for the last report to count it."""
-        return self._reported_at_s is not None and flight.picked_at_s <= self._reported_at_s
+    def recount(self, num: int, num_sequences: int) -> None:
+        """Count so many more that were not told when they began, or less that ended untold."""
+        self.num_requests += num
+        self.num_told += num_sequences
+        if self._reported_at_s > -inf:
+            self.num_before = min(max(0, self.num_before + num_sequences), self.num_told)
+        if num_sequences > 0:  # the report has counted them already
+            self.num_foreign = max(0, self.num_foreign - num_sequences)
 
-    def leave_to_reports(self, flights: Sequence[PeerFlight[At]]) -> None:
-        """Count picks whose ends nobody will report as foreign requests, until a report shows less.
+    def leave_to_reports(self, num_sequences: int, adapter: str | None) -> None:
+        """Count requests whose ends nobody will tell as foreign ones, until a report shows less.
 
         They do not wait to be steady: it was not by the reports that routers chose this endpoint.
         """
-        num = sum(each.num_sequences for each in flights)
-        self.num_foreign += num
-        self._shown += num
-        self._steady.rise(num)
-        self.adapters |= {each.adapter: 1 for each in flights if each.adapter is not None}
+        self.num_foreign += num_sequences
+        self._shown += num_sequences
+        self._steady.rise(num_sequences)
+        if adapter is not None:
+            self.adapters = {**self.adapters, adapter: 1}
 
     def record_report(
         self,
@@ -161,8 +192,7 @@ class ForeignRequests(Generic[At]):
         self._reported_at_s = now
         total = report.num_running + report.num_waiting
         self.num_reported = max(0, total - num_ours)
-        told = self.flights.values()
-        self.num_before = sum(each.num_sequences for each in told if self.is_reported(each))
+        self.num_before = self.num_told
         self.num_foreign = max(0, self.num_reported - self.num_told)
         if self.counts_first:
             self.counts_first = False
@@ -206,12 +236,17 @@ class Belief:
         is_old: The last one is old.
     """
 
-    __slots__ = ("_moved_s", "_shown", "is_old")
+    __slots__ = ("_is_counted", "_moved_s", "_shown", "is_old")
 
     def __init__(self) -> None:
-        self.is_old = False
+        self.is_old = self._is_counted = False
         self._shown: tuple[object, ...] = ()
         self._moved_s = 0.0
+
+    def stood_s(self, now: float) -> float:
+        """Return for how long nothing has changed that changes with work, by the last report; 0
+        where that says nothing."""
+        return now - self._moved_s if self._is_counted else 0.0
 
     def of(
         self, report: LoadReport, num_known: int, adapters: Container[str], *, now: float
@@ -224,7 +259,8 @@ class Belief:
         shown = (num_running, num_waiting, report.kv_usage_ratio, *counted)
         if shown != self._shown:
             self._shown, self._moved_s = shown, now
-        is_still = report.work_tokens is not None and now - self._moved_s >= STILL_S
+        self._is_counted = report.work_tokens is not None
+        is_still = self.stood_s(now) >= STILL_S
         self.is_old = is_still and num_running + num_waiting > num_known
         if report.has_counts and not self.is_old:
             return report

@@ -12,7 +12,7 @@ from typing import Final
 
 FREE_BYTES: Final = 64 * 1024
 """Of the responses of one visit: pages of vLLM have 3 to 50 KB."""
-MAX_BYTES: Final = 24 * 1024 * 1024
+MAX_BYTES: Final = 12 * 1024 * 1024
 """Of all long responses together: one of the longest pages and some of the usual ones."""
 
 

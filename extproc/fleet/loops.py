@@ -16,15 +16,17 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from random import Random
 from ssl import SSLContext
+from time import sleep, thread_time
 from typing import TypeVar
 
 from extproc.fleet.longpages import Room
 from extproc.fleet.podclient import PodClient
 from extproc.fleet.podhttp import FAILURES, UNREACHABLE, base_url, describe
 from extproc.fleet.podsecrets import PodSecrets
+from extproc.passes import Rests
 from extproc.types import Endpoint
 
 logger = logging.getLogger(__name__)
@@ -39,9 +41,10 @@ OnFailure = Callable[[str, str, bool], None]
 _MIN_REST_S = 0.05
 
 READING_SHARE = 0.005
-"""Largest share of the time for reading one server's responses: expensive pages are scraped less
-often, as all are on a busy machine. A page of vLLM takes 0.02 to 0.1 ms. It is so small that a few
-expensive pages do not determine the 99th percentile of decision times."""
+"""Largest share of a core for reading one server's responses: expensive pages are scraped less
+often. A page of vLLM takes 0.02 to 0.1 ms. It is so small that a few expensive pages do not
+determine the 99th percentile of decision times. CPU time counts: where other processes have the
+cores, reading less would only make all that is known old."""
 
 # Keeps 2**n finite; every sensible limit is reached long before.
 _MAX_DOUBLINGS = 30
@@ -129,14 +132,18 @@ class EndpointLoops:
         """Return the seconds from the start of one visit to the start of the next, now."""
         return self._settings.interval_s
 
-    def can_wait(self, address: str) -> bool:
-        """Return whether a visit that is due can wait for another interval."""
+    def wait_s(self, address: str) -> float | None:
+        """Return the seconds that a visit that is due can wait before this is asked again; None for
+        not at all."""
         del address
-        return False
+        return None
+
+    def closed(self, address: str) -> None:
+        """The server has closed the kept connection between two visits."""
 
     def _start(self, endpoint: Endpoint) -> _Loop:
         address = endpoint.address
-        rests = _Rests(lambda: self.interval_s() if self.can_wait(address) else None)
+        rests = _Rests(lambda: self.wait_s(address))
         # Not in a TaskGroup: endpoints come and go, and one loop's end must not end the others.
         task = asyncio.get_running_loop().create_task(
             self._run(endpoint, rests), name=f"visits of {address}"
@@ -150,28 +157,25 @@ class EndpointLoops:
 
     async def _run(self, endpoint: Endpoint, rests: _Rests) -> None:
         settings = self._settings
-        with (
-            closing(
-                PodClient(settings.headers, settings.ssl, settings.secrets, settings.room)
-            ) as client,
-            closing(_Limit(settings.timeout_s)) as limit,
-        ):
+        access = settings.headers, settings.ssl, settings.secrets, settings.room
+        on_closed = partial(self.closed, endpoint.address)
+        with closing(PodClient(*access, on_closed=on_closed)) as client:
             try:
                 visit = self._begin(client, endpoint)
             except ValueError as error:  # not a URL
                 self._fail(endpoint.address, describe(error), is_unreachable=False)
                 return
-            visit = _then(visit, client.release)
-            await self._try(endpoint.address, visit, limit)
+            visits = partial(self._try, endpoint.address, visit, client)
+            await visits()
             await rests.rest(self._rng.uniform(0, settings.interval_s))
-            await self._repeat(endpoint.address, visit, limit, rests)
+            await self._repeat(visits, rests)
 
-    async def _repeat(self, address: str, visit: Visit, limit: _Limit, rests: _Rests) -> None:
+    async def _repeat(self, visit: Callable[[], Awaitable[float | None]], rests: _Rests) -> None:
         now = asyncio.get_running_loop().time
         num_failures = 0
         while True:
             began_s = now()
-            least_s = await self._try(address, visit, limit)
+            least_s = await visit()
             if least_s is None:
                 num_failures += 1
                 rest_s = choose_backoff_s(
@@ -185,11 +189,11 @@ class EndpointLoops:
                 rest_s = max(self.interval_s() - (now() - began_s), least_s)
             await rests.rest(rest_s)
 
-    async def _try(self, address: str, visit: Visit, limit: _Limit) -> float | None:
+    async def _try(self, address: str, visit: Visit, client: PodClient) -> float | None:
         """Make one visit; return the least seconds to rest, None if it failed."""
         is_unreachable = False
         try:
-            with limit:
+            async with asyncio.timeout(self._settings.timeout_s):
                 return await visit()
         except FAILURES as error:
             message = describe(error)
@@ -198,6 +202,8 @@ class EndpointLoops:
         except Exception as error:
             logger.exception("visit of %s raised an error", address)
             message = repr(error)
+        finally:
+            client.release()
         self._fail(address, message, is_unreachable=is_unreachable)
         return None
 
@@ -206,16 +212,6 @@ class EndpointLoops:
             self._on_failure(address, message, is_unreachable)
         except Exception:
             logger.exception("failure of %s could not be recorded", address)
-
-
-def _then(visit: Visit, release: Callable[[], None]) -> Visit:
-    async def whole() -> float:
-        try:
-            return await visit()
-        finally:
-            release()
-
-    return whole
 
 
 def choose_backoff_s(
@@ -236,52 +232,6 @@ class _Loop:
     rests: _Rests
     task: asyncio.Task[None]
     next_poke_s: float = 0.0
-
-
-class _Limit:
-    """Limits the time of every visit of one loop: `with limit`, in the loop's task.
-
-    Like `asyncio.timeout`, but one timer goes on from visit to visit, at a tenth of the cost. If it
-    fires after the end of its visit, it is set again.
-
-    Raises:
-        TimeoutError: From the `with` statement.
-    """
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task()
-        self._timer: asyncio.TimerHandle | None = None
-        self._ends_s: float | None = None  # within a visit
-        self._has_cancelled = False
-
-    def __enter__(self) -> None:
-        self._ends_s = self._loop.time() + self._timeout_s
-        if self._timer is None:
-            self._timer = self._loop.call_at(self._ends_s, self._look)
-
-    def __exit__(self, kind: type[BaseException] | None, *_about: object) -> None:
-        self._ends_s = None
-        if self._has_cancelled:
-            self._has_cancelled = False
-            assert self._task is not None
-            if self._task.uncancel() == 0 and kind is asyncio.CancelledError:
-                raise TimeoutError
-
-    def close(self) -> None:
-        """End the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _look(self) -> None:
-        self._timer = None
-        if self._ends_s is None:
-            return
-        if self._ends_s > self._loop.time():
-            self._timer = self._loop.call_at(self._ends_s, self._look)
-        elif self._task is not None:
-            self._has_cancelled = self._task.cancel()
 
 
 class _Rests:
@@ -333,12 +283,20 @@ def _thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "long pages")
 
 
-async def read_long(read: Callable[..., T], *given: object) -> T:
-    """Return the result of reading a long response, in a thread: one after another, as to read one
-    takes some times as much memory as it has bytes."""
-    return await asyncio.get_running_loop().run_in_executor(_thread(), read, *given)
+async def read_long(read: Callable[..., T], *given: object) -> tuple[T, float]:
+    """Return the result of reading a long response, in a thread that rests, and the CPU seconds.
+
+    One after another: to read one takes some times as much memory as it has bytes.
+    """
+
+    def timed() -> tuple[T, float]:
+        began_s = thread_time()
+        result = read(*given, rest=Rests(thread_time, sleep))
+        return result, thread_time() - began_s
+
+    return await asyncio.get_running_loop().run_in_executor(_thread(), timed)
 
 
 def rest_after(reading_s: float) -> float:
-    """Return the seconds to rest after a visit whose response took `reading_s` to read."""
+    """Return the seconds to rest after a visit whose response took so much CPU time to read."""
     return reading_s / READING_SHARE

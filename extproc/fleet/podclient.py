@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from io import BytesIO
 from ssl import SSLContext, SSLError
@@ -68,6 +68,7 @@ class PodClient:
         tls: For a server behind TLS; None for the system's trust.
         secrets: The pods' key, and what `tls` trusts, to be read again where a pod refuses one.
         room: For long responses of all clients together; its own by default.
+        on_closed: Called when the server closes the kept connection while it is idle.
 
     Raises:
         ValueError: A header is not one line of printable ASCII.
@@ -79,7 +80,9 @@ class PodClient:
         tls: SSLContext | None = None,
         secrets: PodSecrets | None = None,
         room: Room | None = None,
+        on_closed: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_closed = on_closed
         given = headers or {}
         known = {name.lower() for name in given}
         usual = {name: value for name, value in _USUAL.items() if name.lower() not in known}
@@ -91,7 +94,7 @@ class PodClient:
         self._lease = (room or Room()).lease()
         self._secrets = secrets
         self._key = secrets.keys[0] if secrets is not None and secrets.keys else ""
-        self._requests: dict[URL, bytes] = {}
+        self._requests: dict[URL, bytes] = {}  # with this key
         self._connection: _Connection | None = None
 
     async def get(self, url: URL, *, max_bytes: int) -> tuple[int, bytes]:
@@ -107,47 +110,39 @@ class PodClient:
 
         The response holds its room until `release`.
         """
-        status, body = await self._get(url, max_bytes)
-        if status in _REFUSALS:
-            first = self._key
-            for key in self._other_keys(first):
-                self._use(key)
-                status, body = await self._get(url, max_bytes)
-                if status not in _REFUSALS:
-                    break
-            else:
-                self._use(first)
-        return status, body
+        answer = await self._with_key(self._key, lambda key: self._get(url, key, max_bytes))
+        return answer.status, answer.body
 
-    def _other_keys(self, refused: str) -> list[str]:
-        """Return the keys to try where one was refused, by what is in the file now."""
-        if self._secrets is None:
-            return []
-        self._secrets.look()
-        return [key for key in self._secrets.keys if key != refused]
+    async def _with_key(self, first: str, send: Callable[[str], Awaitable[Answer]]) -> Answer:
+        """Send with a key, and where it is refused with the others that the file has now."""
+        answer = await send(first)
+        if answer.status in _REFUSALS and self._secrets is not None:
+            self._secrets.look()
+            for key in self._secrets.keys:
+                if key != first and answer.status in _REFUSALS:
+                    answer = await send(key)
+                    if answer.status not in _REFUSALS:
+                        self._key = key
+                        self._requests.clear()
+        return answer
 
-    def _use(self, key: str) -> None:
-        if key != self._key:
-            self._key = key
-            self._requests.clear()
-
-    async def _get(self, url: URL, max_bytes: int) -> tuple[int, bytes]:
-        request = self._requests.get(url)
+    async def _get(self, url: URL, key: str, max_bytes: int) -> Answer:
+        made = self._requests if key == self._key else {}
+        request = made.get(url)
         if request is None:
-            request = self._requests[url] = self._prepare("GET", url, self._key)
+            request = made[url] = self._prepare("GET", url, key)
         kept = self._connection
         if kept is not None and kept.is_open:
             try:
-                status, _, body = await kept.ask(request, max_bytes)
-                return status, body
+                return await kept.ask(request, max_bytes)
             except UnansweredError:
                 pass  # as a server may do with a connection that was idle
             finally:
                 kept.give_up()
         self._connection = fresh = await self._dial(url)
+        fresh.on_idle_closed = self._on_closed
         try:
-            status, _, body = await fresh.ask(request, max_bytes)
-            return status, body
+            return await fresh.ask(request, max_bytes)
         finally:
             fresh.give_up()
 
@@ -159,25 +154,17 @@ class PodClient:
         Raises:
             ResponseError, TooLargeError, OSError: As `get`.
         """
-        keys = self._secrets.keys if self._secrets is not None else ()
-        key = keys[0] if keys else ""
-        answer = await self._ask(self._prepare(method, url, key, document), url, max_bytes)
-        if answer.status in _REFUSALS:
-            for other in self._other_keys(key):
-                answer = await self._ask(
-                    self._prepare(method, url, other, document), url, max_bytes
-                )
-                if answer.status not in _REFUSALS:
-                    break
-        return answer
 
-    async def _ask(self, request: bytes, url: URL, max_bytes: int) -> Answer:
-        connection = await self._dial(url)
-        try:
-            return await connection.ask(request, max_bytes)
-        finally:
-            connection.abort()
-            self.release()
+        async def send(key: str) -> Answer:
+            connection = await self._dial(url)
+            try:
+                return await connection.ask(self._prepare(method, url, key, document), max_bytes)
+            finally:
+                connection.abort()
+                self.release()
+
+        keys = () if self._secrets is None else self._secrets.keys
+        return await self._with_key(keys[0] if keys else "", send)
 
     def release(self) -> None:
         """Give back the room of responses: they have been read."""
@@ -268,10 +255,12 @@ class _Connection(asyncio.Protocol):
 
     Attributes:
         is_open: Another request can be made.
+        on_idle_closed: Called when the server closes it between two requests.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, lease: Lease) -> None:
         self.is_open = False
+        self.on_idle_closed: Callable[[], None] = lambda: None
         self._loop, self._lease = loop, lease
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[Answer] | None = None
@@ -341,9 +330,10 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """End."""
-        self.is_open = False
+        was_open, self.is_open = self.is_open, False
         if not self.is_asked:
-            pass
+            if was_open:
+                self.on_idle_closed()
         elif self._is_silent:
             args = error.args if error is not None else ("the server closed the connection",)
             self._fail(UnansweredError(*args))

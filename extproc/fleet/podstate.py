@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from math import inf
 from types import MappingProxyType
 
@@ -64,6 +65,7 @@ class PodState(Struct, frozen=True):
 _RELEASE = re.compile(r"v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?", re.ASCII)
 
 
+@lru_cache(256)  # asked at each report; as many versions as a fleet may have
 def release_of(version: str) -> tuple[int, int, int] | None:
     """Return the release that a version's text begins with; None where it has none.
 

@@ -17,13 +17,11 @@ Rules:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from math import inf
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from extproc.fleet.columns import Columns
-from extproc.fleet.concurrency import LONG_S
+from extproc.fleet.concurrency import START_S
 from extproc.fleet.cpucaches import CpuCaches
 from extproc.fleet.disbelief import Disbelief
 from extproc.fleet.ejections import OutlierSettings
@@ -37,6 +35,7 @@ from extproc.fleet.podstate import PodState
 from extproc.fleet.prefixes import PrefixIndex
 from extproc.fleet.serverflags import PoolSettings, ServerFlags
 from extproc.fleet.speeds import Speeds
+from extproc.fleet.tenants import Places
 from extproc.fleet.tracked import InFlight, Tracked, is_restart
 from extproc.fleet.views import Views
 from extproc.tenancy import SlotUse
@@ -61,6 +60,9 @@ class Pool:
         speeds: Learns their costs.
         beginnings: Prefixes of prompts in their KV caches.
         flights: Our picks there; `told` has other routers'.
+        num_listings: How often endpoints, or the models that they list, have changed.
+        columns: Returns the pool at a time `now`, sorted by address; true until something is
+            recorded.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Pool:
         catalog: WorkObserver = NOBODY,
         observer: PickObserver | None = None,
     ) -> None:
+        self._on_due: Callable[[str], None] = lambda _: None
         self._counts_first = counts_first
         self.queue = queue
         self._settings = settings or PoolSettings()
@@ -82,7 +85,9 @@ class Pool:
         self._tracked: dict[str, Tracked] = {}
         self.outliers = Outliers(outliers, self._touch)
         self._views = Views(self._settings, self.outliers)
+        self.columns = self._views.columns
         self._models = ModelIndex()
+        self.num_listings = 0
         self._declared: Mapping[str, ModelCard] = {}
         self.told = PeerPicks(self._find, queue=queue, catalog=catalog)
         self._disbelief = Disbelief(self._takers)
@@ -117,7 +122,7 @@ class Pool:
         tracked: dict[str, Tracked] = {}
         for endpoint in sorted(endpoints, key=lambda e: e.address):
             known = self._tracked.get(endpoint.address) or Tracked(
-                endpoint, self._settings, self._views.stale
+                endpoint, self._settings, self._views.stale, self._due
             )
             known.others.counts_first = known.others.counts_first or self._counts_first
             known.describe(endpoint, self._settings)
@@ -126,6 +131,7 @@ class Pool:
         self._counts_first = self._counts_first and not tracked
         gone = [each for address, each in self._tracked.items() if address not in tracked]
         self._tracked = tracked
+        self.num_listings += 1
         self._views.set_endpoints(tracked.values())
         self.caches.set_endpoints(tracked.values())
         self.speeds.set_endpoints(tracked.values())
@@ -154,8 +160,15 @@ class Pool:
         *,
         taken_at_s: float,
         asked_at_s: float | None = None,
+        next_s: float = START_S,
+        rest_s: float = 0.0,
     ) -> bool:
         """Record a report, true at some moment from `asked_at_s` to `taken_at_s`.
+
+        Args:
+            next_s: From one question to an endpoint that surprises to the next.
+            rest_s: The longest time until this one is asked again: its report expires later by
+                that, unless a call of ours fails.
 
         Return whether the process restarted, or may have: nobody listened at its address before,
         and its engine tells no start time. A new process has nothing until it has listed it.
@@ -167,21 +180,42 @@ class Pool:
         restarted = returns or is_restart(tracked.report, report)
         if restarted:
             before = tracked.models or NOTHING
-            self.told.drop(tracked)
             tracked.restart(taken_at_s)
             self._models.replace(before, NOTHING)
+            self.num_listings += 1
         report = tracked.believed(report, now=taken_at_s)
         asked_at_s = taken_at_s if asked_at_s is None else asked_at_s
         tracked.answered(self.outliers, asked_at_s, now=taken_at_s, restarted=restarted)
-        self.caches.of(tracked).record_reports(None if restarted else tracked.report, report)
-        tracked.set_report(report, asked_at_s=asked_at_s, taken_at_s=taken_at_s)
+        if report.cpu_adapters is not None:
+            self.caches.of(tracked).record_reports(None if restarted else tracked.report, report)
+        tracked.set_report(
+            report, asked_at_s=asked_at_s, taken_at_s=taken_at_s, next_s=next_s, rest_s=rest_s
+        )
         tracked.residency.record_report(report, taken_at_s=taken_at_s, asked_at_s=asked_at_s)
         num_ours, adapters = tracked.num_sequences, tracked.adapters
         steady_s = ALONE_S if self.flights.num_alike == 1 else STEADY_S
         tracked.others.record_report(report, num_ours, adapters, now=taken_at_s, steady_s=steady_s)
+        tracked.compare(report, now=taken_at_s, is_new=restarted)
         self._views.renew(tracked, now=taken_at_s)
         self.queue.freed(taken_at_s)
         return restarted
+
+    def tell_due(self, on_due: Callable[[str], None]) -> None:
+        """Call this with the address of each endpoint to which so much was sent that its next
+        report is due."""
+        self._on_due = on_due
+
+    def record_late(self, address: str) -> None:
+        """Record that an endpoint was asked for a report, and has given none."""
+        tracked = self._tracked.get(address)
+        if tracked is not None:
+            tracked.missed()
+
+    def is_expected(self, address: str) -> bool:
+        """Return whether an endpoint's last report said what was expected, and nothing is known
+        since for which the next is due."""
+        tracked = self._tracked.get(address)
+        return tracked is not None and tracked.is_as_expected(len(self.queue))
 
     def record_models(
         self,
@@ -204,13 +238,14 @@ class Pool:
         is_new = returns or before.keys() - models
         if is_new and not tracked.says_start(now, self._settings):
             # Then these are the only signs of a restart.
-            tracked.leave_to_reports(self.told.drop(tracked))
             tracked.prompts.bound(now)
             tracked.forget_memory()
         tracked.residency.record_registered(adapters, now=now)
         if models != before or tracked.models is None:
             tracked.set_models(models)
+            tracked.expected.surprise()
             self._models.replace(before, models)
+            self.num_listings += 1
         self._disbelief.listed(tracked, models, asked_at_s=asked_at_s)
         self.outliers.record_models(address, models, asked_at_s=asked_at_s, now=now)
         tracked.num_silences, tracked.listed_at_s = 0, asked_at_s
@@ -222,6 +257,7 @@ class Pool:
         tracked = self._tracked.get(address)
         if tracked is not None:
             tracked.answers = False
+            tracked.missed()
             if tracked.models is None:
                 tracked.num_silences += 1
             tracked.renew()
@@ -244,6 +280,7 @@ class Pool:
         tracked = self._tracked.get(address)
         if tracked is not None:
             tracked.is_unreachable = True
+            tracked.missed()
             tracked.renew()
 
     def record_health(self, address: str, *, is_dead: bool, asked_at_s: float) -> bool:
@@ -312,27 +349,16 @@ class Pool:
         there: see `Room`."""
         return self._tracked[address].places()
 
-    def num_free(self, address: str) -> float:
-        """Return how many more sequences would run at once on such an endpoint; infinite for not
-        known, and where places are soon free again."""
+    def running_places(self, address: str) -> Places:
+        """Return those of such an endpoint in which nobody has to wait."""
         tracked = self._tracked[address]
-        room, max_in_flight = tracked.room, tracked.traits.max_in_flight
         most, num_there = tracked.places()
-        if room.held_s < LONG_S or (room.limit is None and max_in_flight is None):
-            return inf
-        return max(0.0, most - num_there - (room.num_spare if max_in_flight is None else 0))
+        spare = tracked.room.num_spare if tracked.traits.max_in_flight is None else 0
+        return Places(tracked.group, most - spare, num_there)
 
     def oldest_in_flight_s(self, *, now: float) -> dict[str, float]:
         """Return the age in seconds of each endpoint's oldest unfinished pick, 0 without any."""
         return {address: each.oldest_s(now) for address, each in self._tracked.items()}
-
-    def num_picks(self, address: str) -> int | None:
-        """Return how many picks of all routers were ever counted at an endpoint; None while one of
-        them has not ended, and where it has left."""
-        tracked = self._tracked.get(address)
-        if tracked is None or tracked.flights or tracked.others.flights:
-            return None
-        return tracked.num_picks
 
     def model(self, name: str) -> ModelCard | None:
         """Return the model registered under `name` on any endpoint."""
@@ -407,10 +433,6 @@ class Pool:
         tracked = self._tracked.get(address)
         return {} if tracked is None else tracked.slots
 
-    def columns(self, *, now: float) -> Columns:
-        """Return the pool at `now`, sorted by address; true until something is recorded."""
-        return self._views.columns(now=now)
-
     def snapshot(self, *, now: float) -> Snapshot:
         """Return the pool at `now`, sorted by address. Only endpoints that changed cost time."""
         return Snapshot(tuple(self.columns(now=now).views), now, self.flights.num_routers)
@@ -421,6 +443,9 @@ class Pool:
         tracked = self._tracked.get(address)
         if tracked is not None:
             tracked.touch()
+
+    def _due(self, address: str) -> None:
+        self._on_due(address)
 
     def _find(self, address: str) -> Tracked | None:
         return self._tracked.get(address)

@@ -60,7 +60,7 @@ class Prompts:
     """
 
     __slots__ = (
-        *("_ahead", "_first_tokens", "_num_counted", "_sent"),
+        *("_ahead", "_ahead_bytes", "_ahead_s", "_first_tokens", "_num_counted", "_sent"),
         *("costs", "done_s", "sent_bytes"),
     )
 
@@ -69,13 +69,14 @@ class Prompts:
         self.done_s = -inf
         self.sent_bytes = 0
         self._sent: deque[tuple[float, int]] = deque(maxlen=NUM_SENT)
-        self._ahead: dict[str, _Prompt] = {}  # by the pick's id, in the order of their arrival
+        self._ahead: dict[str | int, _Prompt] = {}  # by the pick's id, in the order of arrival
+        self._ahead_bytes, self._ahead_s = 0, 0.0  # of all those: of prompts, and of loads
         self._first_tokens: int | None = None  # by the last report
         self._num_counted = 0  # of those since, that are known already
 
     def add(
         self,
-        pick_id: str,
+        pick_id: str | int,
         num_bytes: int,
         load_s: float = 0.0,
         *,
@@ -88,11 +89,14 @@ class Prompts:
         if now - at_s <= MAX_AGE_S:
             self._ahead[pick_id] = _Prompt(at_s, num_bytes, load_s, num)
             num_bytes *= num
+            self._ahead_bytes += num_bytes
+            self._ahead_s += load_s
             self.sent_bytes += num_bytes
             self._sent.append((at_s, self.sent_bytes))
             begun_s = at_s if at_s > self.done_s else self.done_s
             done_s = begun_s + (num_bytes * self.costs.prompt_s_per_byte + load_s)
-            self.done_s = min(done_s, now + MAX_QUEUE_S)
+            latest_s = now + MAX_QUEUE_S
+            self.done_s = done_s if done_s < latest_s else latest_s
 
     def sent_by(self, at_s: float) -> int:
         """Return all bytes that were sent by then, as far as that is remembered."""
@@ -113,18 +117,41 @@ class Prompts:
             self._num_counted += num
             self._take(num)
         if self.done_s > now:
-            self.bound(now)
+            self.done_s = min(self.done_s, self._run(now))
 
     def end(self, pick_id: str, *, has_run: bool) -> None:
         """Forget a request that has ended, with a first token if it has run, or is elsewhere."""
-        prompt = self._ahead.pop(pick_id, None)
-        if prompt is not None and has_run:
-            self._num_counted += prompt.num
+        prompt = self._ahead.get(pick_id)
+        if prompt is not None:
+            num = prompt.num
+            self._drop(pick_id, prompt, num)
+            if has_run:
+                self._num_counted += num
+
+    def ended(self, num: int, from_s: float, until_s: float, *, now: float, has_run: bool) -> None:
+        """Forget so many requests of other routers, that were sent between two times."""
+        found, num_left = [], num
+        for number, prompt in self._ahead.items():
+            if prompt.sent_at_s > until_s or num_left <= 0:
+                break
+            if prompt.sent_at_s >= from_s and number.__class__ is int:
+                found.append((number, prompt))
+                num_left -= prompt.num
+        for number, prompt in found:
+            taken = min(num, prompt.num)
+            num -= taken
+            self._drop(number, prompt, taken)
+            if has_run:
+                self._num_counted += taken
+        self.bound(now)
 
     def bound(self, now: float) -> None:
         """Take all prompts but those that are known to be ahead for computed by now."""
         if self.done_s > now:
-            self.done_s = min(self.done_s, self._run(now))
+            costs = self.costs
+            done_s = now + self._ahead_bytes * costs.prompt_s_per_byte + self._ahead_s
+            if done_s < self.done_s:
+                self.done_s = done_s
 
     def reported(self, report: LoadReport, *, asked_at_s: float, now: float) -> None:
         """Correct what is ahead by a report, true at some moment from `asked_at_s` to `now`."""
@@ -146,13 +173,12 @@ class Prompts:
         """Take all prompts for gone: the process restarted."""
         self.done_s = -inf
         self._ahead.clear()
+        self._ahead_bytes, self._ahead_s = 0, 0.0
         self._first_tokens, self._num_counted = None, 0
 
-    def _work_s(self, prompt: _Prompt) -> float:
-        return prompt.num * prompt.num_bytes * self.costs.prompt_s_per_byte + prompt.load_s
-
     def _run(self, now: float) -> float:
-        """Return when all that may be ahead is computed, if none of it has been begun by now."""
+        """Return when all that may be ahead is computed, if none of it has been begun by now, which
+        may be before some of it was sent."""
         done_s, s_per_byte = now, self.costs.prompt_s_per_byte
         for prompt in self._ahead.values():
             # Written out: a call for each prompt is what this loop would cost.
@@ -163,13 +189,13 @@ class Prompts:
 
     def _newest_s(self, num_waiting: int, asked_at_s: float) -> float:
         """Return the work of the newest that wait by a report, and of what was sent since."""
-        work_s = 0.0
+        work_s, s_per_byte = 0.0, self.costs.prompt_s_per_byte
         for prompt in reversed(self._ahead.values()):
             if prompt.sent_at_s <= asked_at_s:
                 if num_waiting <= 0:
                     break
                 num_waiting -= prompt.num
-            work_s += self._work_s(prompt)
+            work_s += prompt.num * prompt.num_bytes * s_per_byte + prompt.load_s
         return work_s
 
     def _take(self, num: int) -> None:
@@ -177,6 +203,13 @@ class Prompts:
         while num > 0 and self._ahead:
             pick_id, oldest = next(iter(self._ahead.items()))
             taken = min(num, oldest.num)
-            num, oldest.num = num - taken, oldest.num - taken
-            if not oldest.num:
-                del self._ahead[pick_id]
+            num -= taken
+            self._drop(pick_id, oldest, taken)
+
+    def _drop(self, pick_id: str | int, prompt: _Prompt, num: int) -> None:
+        """Take so many of one pick for computed."""
+        prompt.num -= num
+        self._ahead_bytes -= num * prompt.num_bytes
+        if not prompt.num:
+            del self._ahead[pick_id]
+            self._ahead_s = self._ahead_s - prompt.load_s if self._ahead else 0.0

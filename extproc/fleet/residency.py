@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from heapq import nlargest
 from math import inf
 from operator import itemgetter
-from typing import Any
+from typing import Any, Final, Literal
 
 from msgspec.structs import replace
 
@@ -42,6 +42,13 @@ from extproc.types import LoadReport
 
 _Touch = tuple[float, float]
 """When an adapter was touched: by our clock, then the order among touches of one moment."""
+
+Change = Literal[0, 1, 2]
+"""Whether other adapters may be resident than before: none, or this one for another, or others for
+another that have no requests."""
+SAME: Final = 0
+OWN: Final = 1
+OTHERS: Final = 2
 
 _LAST_TOUCH = itemgetter(1)
 _UNSTATED = (None, None)
@@ -63,6 +70,9 @@ class Residency:
     Args:
         max_loras: GPU slots until a report has the number; None for unknown.
         max_cpu_loras: Adapters in the CPU cache; None for as many as GPU slots, vLLM's default.
+
+    Attributes:
+        num_slots: On the GPU; None for unknown.
     """
 
     def __init__(self, *, max_loras: int | None, max_cpu_loras: int | None) -> None:
@@ -79,6 +89,7 @@ class Residency:
         self._in_flight: dict[str, int] = {}  # longest active first
         self._seen_running: set[str] = set()  # ours that the last report shows in a slot
         self._report: LoadReport | None = None
+        self.num_slots = self._max_loras
         self._asked_at_s = -inf
         self._logged_s: dict[str, float] = {}
         self._clock = ClockOffset()
@@ -86,10 +97,11 @@ class Residency:
         self._used_by_others: list[str] = []
         self._registered: dict[str, None] | None = None
         self._unloaded: set[str] = set()
-        # Conclusions, until something changes them, and what was taken for running in them.
-        self._arranged: tuple[tuple[str, ...], tuple[str, ...]] | None = None
-        self._ordered: list[str | None] = []
-        self._arranged_running: list[str] = []
+        # Conclusions, until something changes them: the order, what was taken for running in it,
+        # and what follows of slots and cache.
+        self._ordered: list[str | None] | None = None
+        self._ordered_running: list[str] = []
+        self._concluded: tuple[tuple[str, ...], tuple[str, ...]] | None = None
         self._stated: tuple[object, ...] = ()  # of slots and caches, by the last report
         self._num_kept = -1  # touched and logged adapters after the last trim
 
@@ -106,17 +118,16 @@ class Residency:
         self._seen_running = {adapter for adapter in active if adapter in in_flight}
         self._asked_at_s = taken_at_s if asked_at_s is None else asked_at_s
         stated = report.max_loras, report.gpu_adapters, report.cpu_adapters
-        self._report = report
+        self._report, self.num_slots = report, report.max_loras or self._max_loras
         if stated != self._stated:
-            self._stated, self._arranged, self._num_kept = stated, None, -1
+            self._stated, self._ordered, self._num_kept = stated, None, -1
         if len(self._touched) + len(self._logged_s) != self._num_kept:
             self._trim()
-        if self._arranged is not None:
-            running = (
-                self._running()
-            )  # while they are the same, and no other one is touched, it holds
-            if running != self._arranged_running or not touched.keys() <= set(running):
-                self._arranged = None
+        if self._ordered is not None:
+            running = self._running()
+            # While they are the same, and no other one is touched, it holds.
+            if running != self._ordered_running or (touched and not touched.keys() <= set(running)):
+                self._ordered = None
 
     def lapse(self) -> None:
         """Forget what the last report says of the present: it has expired."""
@@ -124,7 +135,7 @@ class Residency:
         is_stated = report is not None and (report.gpu_adapters, report.cpu_adapters) != _UNSTATED
         if report is not None and (is_stated or others):
             self._report = replace(report, gpu_adapters=None, cpu_adapters=None)
-            self._used_by_others, self._stated, self._arranged = [], (), None
+            self._used_by_others, self._stated, self._ordered = [], (), None
 
     def record_registered(self, adapters: Sequence[str], *, now: float) -> None:
         """Record the adapters that `/v1/models` lists, all of them, in its order."""
@@ -139,92 +150,97 @@ class Residency:
         self._registered = names
         self._unloaded = self._touched.keys() - names.keys()
         self._trim()
-        self._arranged = None
+        self._ordered = None
 
     # --- our requests -----------------------------------------------------------------------
 
-    def start(self, adapter: str) -> bool:
-        """Record that we sent a request for `adapter`; return whether it has no other. O(1)."""
+    def start(self, adapter: str, num: int = 1) -> Change:
+        """Record that requests for `adapter` were sent; return what may be resident for that.
+        O(1)."""
         num_before = self._in_flight.get(adapter, 0)
-        self._in_flight[adapter] = num_before + 1
+        self._in_flight[adapter] = num_before + num
         self._used_since_report.add(adapter)
-        if not num_before and self._arranged is not None:
-            running = self._arranged_running
-            if self._used_by_others:
-                self._arranged = None
-            elif len(running) < (self.num_slots or 1):  # else it waits for a slot
-                running.append(adapter)
-                self._place(adapter, len(running) - 1)
-        return not num_before
+        if num_before:
+            return SAME
+        if self._ordered is None:
+            return OWN
+        running = self._ordered_running
+        if len(running) >= (self.num_slots or 1):
+            return SAME  # it waits for a slot
+        is_running = adapter in running  # for others
+        running.append(adapter)
+        return SAME if is_running else self._place(adapter, len(set(running)) - 1)
 
-    def finish(self, adapter: str, *, now: float, has_run: bool = True) -> bool:
-        """Record that a request for `adapter` ended at `now`. O(1).
+    def finish(self, adapter: str, *, now: float, has_run: bool = True, num: int = 1) -> Change:
+        """Record that requests for `adapter` ended at `now`, and return what may be resident for
+        that. O(1).
 
-        Return False if another adapter, without requests, may be resident for that. Does nothing
-        for a request that was forgotten. `now` is when it ended, which may lie in the
-        past, not when the end was reported. `has_run` is False if the engine surely did nothing for
-        it: refused, no connection, 404.
+        Does nothing for requests that were forgotten. `now` is when they ended, which may lie in
+        the past, not when the end was reported. `has_run` is False if the engine surely did nothing
+        for them: refused, no connection, 404.
         """
         num_before = self._in_flight.get(adapter, 0)
         if not num_before:
-            return True
-        if num_before > 1:
-            self._in_flight[adapter] = num_before - 1
+            return SAME
+        if num_before > num:
+            self._in_flight[adapter] = num_before - num
         else:
             del self._in_flight[adapter]
             self._seen_running.discard(adapter)
         if has_run:
-            self._touch({adapter: (now, 0.0)})
-        if adapter not in self._arranged_running:
-            self._arranged = None
-        elif num_before == 1 and self._arranged is not None:
+            self._touch(adapter, (now, 0.0))
+        running = self._ordered_running
+        if self._ordered is not None and adapter in running:
+            if num_before > num:
+                return SAME
             # It is the idle one that was used last, and no other has waited for its slot.
             is_first_idle = has_run and next(reversed(self._touched)) == adapter
-            has_free = len(self._in_flight) < (self.num_slots or 1) and not self._used_by_others
+            num_running = len(self._used_by_others) + len(self._in_flight)
+            is_others = adapter in self._used_by_others
+            has_free = num_running < (self.num_slots or 1) and not is_others
             if is_first_idle and has_free and self._is_sorted:
-                self._arranged_running.remove(adapter)
-                self._place(adapter, len(self._arranged_running))
-            else:
-                self._arranged = None
-        return num_before > 1 or (has_run and self._latest == (now, 0.0))
+                running.remove(adapter)
+                return self._place(adapter, len(set(running)))
+        self._ordered = None
+        is_latest = num_before > num or (has_run and self._latest == (now, 0.0))
+        return OWN if is_latest else OTHERS
 
     # --- conclusions ------------------------------------------------------------------------
 
     @property
     def arranged(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Adapters in GPU slots and in the CPU cache; the same objects as long as they stay."""
-        return self._arranged or self._arrange()
+        order, found = self._order(), self._concluded
+        if found is None:
+            found = self._concluded = self._conclude(order)
+        return found
 
     @property
     def gpu_adapters(self) -> tuple[str, ...]:
         """Adapters in GPU slots, most recently used first."""
-        return self._arrange()[0]
+        return self.arranged[0]
 
     @property
     def cpu_adapters(self) -> tuple[str, ...]:
         """Adapters in the CPU cache, those in GPU slots included, most recently used first."""
-        return self._arrange()[1]
-
-    @property
-    def num_slots(self) -> int | None:
-        """GPU slots; None for unknown."""
-        return (self._report.max_loras if self._report else None) or self._max_loras
+        return self.arranged[1]
 
     def place(self, adapter: str) -> int:
         """Return how many adapters were used after an idle `adapter`. O(adapters kept).
 
         For one that is not kept, return as many as are.
         """
-        self._arrange()
-        if adapter in self._ordered:
-            return self._ordered.index(adapter)
+        order = self._order()
+        if adapter in order:
+            return order.index(adapter)
         evicted = list(self._evicted)
         beyond = evicted.index(adapter) if adapter in self._evicted else len(evicted)
-        return len(self._ordered) + beyond
+        return len(order) + beyond
 
     def configure(self, *, max_loras: int | None, max_cpu_loras: int | None) -> None:
         """Apply other sizes."""
-        self._max_loras = max_loras
+        self._max_loras, report = max_loras, self._report
+        self.num_slots = (report.max_loras if report else None) or max_loras
         self.resize(max_cpu_loras)
 
     def resize(self, max_cpu_loras: int | None) -> None:
@@ -233,7 +249,7 @@ class Residency:
         self._touched = {**self._evicted, **self._touched}
         self._evicted, self._is_sorted = {}, False
         self._trim()
-        self._arranged = None
+        self._ordered = None
 
     # --- inside -----------------------------------------------------------------------------
 
@@ -247,36 +263,39 @@ class Residency:
     def _num_remembered(self) -> int:
         return max(MAX_REMEMBERED, self._max_cpu_loras or 0)
 
-    def _touch(self, touches: Mapping[str, _Touch]) -> None:
+    def _touch(self, adapter: str, touch: _Touch) -> None:
         touched = self._touched
-        for adapter, touch in touches.items():
-            before = touched.get(adapter)
-            if before is None:
-                self._evicted.pop(adapter, None)
-            elif touch >= before:
-                # Of equal touches the one recorded last counts as the later one.
-                del touched[adapter]
-            else:
-                continue
-            touched[adapter] = touch
-            if touch >= self._latest:
-                self._latest = touch
-            else:
-                self._is_sorted = False
+        before = touched.get(adapter)
+        if before is None:
+            self._evicted.pop(adapter, None)
+        elif touch >= before:
+            # Of equal touches the one recorded last counts as the later one.
+            del touched[adapter]
+        else:
+            return
+        touched[adapter] = touch
+        if touch >= self._latest:
+            self._latest = touch
+        else:
+            self._is_sorted = False
 
     def _load(self, adapter: str, touch: _Touch) -> None:
         """Record a name that is in the listing now and was not in the one before."""
         if adapter in self._unloaded and adapter in self._touched:
             self._ghosts.append(self._touched.pop(adapter))
         if adapter not in self._touched:  # else it was used since, which is later than the load
-            self._touch({adapter: touch})
+            self._touch(adapter, touch)
 
     def _read_log(
         self, log: Iterable[tuple[str, float]], taken_at_s: float
     ) -> Mapping[str, _Touch]:
         """Record the touches that a log shows, and return them."""
         logged_s, asked_at_s, clock = self._logged_s, self._asked_at_s, self._clock
-        new = {a: wall_s for a, wall_s in log if logged_s.get(a) != wall_s}
+        before, new = self._report, dict[str, float]()
+        if before is None or log is not before.adapter_log:
+            new = {a: wall_s for a, wall_s in log if logged_s.get(a) != wall_s}
+        if not new and not self._used_by_others:
+            return {}
         if new:
             clock.narrow(asked_at_s - min(new.values()), taken_at_s - max(new.values()))
         # Requests that were running at the last report have had a step since, their last if the log
@@ -289,8 +308,8 @@ class Residency:
             # A possible trace of our own requests must not count as later than their end.
             at_s = wall_s + (ours_s if adapter in used else others_s)
             at_s = asked_at_s if at_s < asked_at_s else at_s
-            touches[adapter] = (taken_at_s if at_s > taken_at_s else at_s, wall_s)
-        self._touch(touches)
+            touch = touches[adapter] = taken_at_s if at_s > taken_at_s else at_s, wall_s
+            self._touch(adapter, touch)
         return touches
 
     def _trim(self) -> None:
@@ -312,24 +331,28 @@ class Residency:
         self._evicted = dict(latest)
         self._touched = {a: touch for a, touch in self._touched.items() if touch >= oldest}
         self._ghosts = [touch for touch in self._ghosts if touch >= oldest]
-        self._arranged = None
+        self._ordered = None
 
-    def _arrange(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        if self._arranged is None:
-            self._ordered = self._order()
-            self._arranged = self._concluded(self._ordered)
-        return self._arranged
+    def _place(self, adapter: str, place: int) -> Change:
+        """Move an adapter in the order, to a place among those with a slot."""
+        order, num_slots = self._ordered or [], self.num_slots or 1
+        if place < len(order) and order[place] == adapter:
+            return SAME
+        is_same = adapter in order[:num_slots] and self._is_unstated
+        if adapter in order:
+            order.remove(adapter)
+        order.insert(place, adapter)
+        self._ordered, self._concluded = order, None
+        # As many have slots and are in the cache, and those that were there.
+        return SAME if is_same else OWN
 
-    def _place(self, adapter: str, place: int) -> None:
-        """Move an adapter in the order."""
-        order = self._ordered
-        if place >= len(order) or order[place] != adapter:
-            if adapter in order:
-                order.remove(adapter)
-            order.insert(place, adapter)
-            self._arranged = self._concluded(order)
+    @property
+    def _is_unstated(self) -> bool:
+        """Whether all that is known of slots and cache follows from the order."""
+        report = self._report
+        return report is None or (report.gpu_adapters is report.cpu_adapters is None)
 
-    def _concluded(self, order: list[str | None]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _conclude(self, order: list[str | None]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         report, num_slots = self._report, self.num_slots or 1
         num_cached = max(num_slots, self._max_cpu_loras or 1)
         gpu, cpu = order[:num_slots], order[:num_cached]
@@ -344,11 +367,18 @@ class Residency:
 
     def _order(self) -> list[str | None]:
         """Return everything in the engine's caches, most recently used first; None for a ghost."""
+        order = self._ordered
+        if order is None:
+            order = self._ordered = self._new_order()
+            self._concluded = None
+        return order
+
+    def _new_order(self) -> list[str | None]:
         if not self._is_sorted:
             self._touched = dict(sorted(self._touched.items(), key=_LAST_TOUCH))
             self._is_sorted = True
-        self._arranged_running = self._running()
-        running = dict.fromkeys(self._arranged_running)
+        self._ordered_running = self._running()
+        running = dict.fromkeys(self._ordered_running)
         if not self._ghosts:
             return [*running, *[each for each in reversed(self._touched) if each not in running]]
         touches: list[tuple[str | None, _Touch]] = [(None, touch) for touch in self._ghosts]

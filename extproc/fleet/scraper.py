@@ -21,13 +21,16 @@ from yarl import URL
 from extproc.fleet.engines import EngineProfile
 from extproc.fleet.exposition import parse_report
 from extproc.fleet.loops import EndpointLoops, LoopSettings, OnFailure, Visit, read_long, rest_after
-from extproc.fleet.pace import Pace, Quiet
+from extproc.fleet.pace import Pace, Rest
 from extproc.fleet.pagereader import PageReader
 from extproc.fleet.podclient import PodClient
 from extproc.fleet.podhttp import ResponseError, TooLargeError, base_url, describe_status
 from extproc.types import Endpoint, LoadReport
 
-OnReport = Callable[[str, LoadReport, float, float], None]
+OnReport = Callable[[str, LoadReport, float, float, float], None]
+
+_CLOSED_S = 1.0
+"""Between two scrapes of a pod, at least, for connections that it closes: it may close each."""
 
 # The pod may have restarted, and now know a better URL, without a failed scrape in between.
 _KEEP_WAY_S = 60.0
@@ -50,11 +53,13 @@ class Scraper(EndpointLoops):
         settings: Of the requests; pages over 250 KB are scraped less often.
         pace: The intervals.
         page_url: Returns the URL of an endpoint's metrics page, without a slash at its end.
-        on_report: Called with address, report, arrival time of the response and seconds it took.
+        on_report: Called with address, report, arrival time of the response, seconds it took, and
+            the longest time until the next is asked for.
         on_failure: Called with address, reason, and whether the address refuses connections.
-        num_picks: Returns how many picks were ever counted at an address; None while one of them
-            has not ended, or nobody knows.
+        is_expected: Returns whether the last report of an address says what is expected there, and
+            nothing is known since for which the next is due.
         clock: Monotonic seconds.
+        cpu_clock: Seconds of CPU that this thread has taken.
         max_page_bytes: Longest page. A server may outgrow it by its LoRA series alone, which it
             never removes; then everything but those is requested.
     """
@@ -68,67 +73,100 @@ class Scraper(EndpointLoops):
         page_url: Callable[[Endpoint], str] = lambda endpoint: f"{base_url(endpoint)}/metrics",
         on_report: OnReport,
         on_failure: OnFailure,
-        num_picks: Callable[[str], int | None],
+        is_expected: Callable[[str], bool],
         clock: Callable[[], float],
+        cpu_clock: Callable[[], float],
         rng: Random,
         max_page_bytes: int = 4 * 1024 * 1024,
     ) -> None:
-        super().__init__(self._scrapes, settings, on_failure=on_failure, rng=rng)
+        super().__init__(self._scrapes, settings, on_failure=self._on_fail, rng=rng)
         self._profile, self._pace = profile, pace
         self._page_url = page_url
-        self._num_picks = num_picks
-        self._quiets: dict[str, tuple[Quiet, PodClient]] = {}
-        self._on_report = on_report
-        self._clock = clock
+        self._is_expected = is_expected
+        self._rests: dict[str, tuple[Rest, PodClient]] = {}
+        self._on_report, self._on_failed = on_report, on_failure
+        self._clock, self._cpu_clock = clock, cpu_clock
         self._max_page_bytes = max_page_bytes
 
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
         """Scrape exactly these from now on. Call within the event loop."""
         endpoints = list(endpoints)
-        for address in self._quiets.keys() - {endpoint.address for endpoint in endpoints}:
-            del self._quiets[address]
+        for address in self._rests.keys() - {endpoint.address for endpoint in endpoints}:
+            self._rests.pop(address)[0].close()
         super().set_endpoints(endpoints)
 
     def interval_s(self) -> float:
-        """Return the seconds from one scrape of a pod to the next, now."""
+        """Return the seconds from one scrape of a pod that has surprised to the next, now."""
         return self._pace.interval_s
 
-    def can_wait(self, address: str) -> bool:
-        """Return whether a pod is quiet, and its last report young enough for another interval.
-
-        A connection that is closed is news: the pod may have ended.
+    def wait_s(self, address: str) -> float | None:
+        """Return how long a scrape that is due can wait, as all is as expected; None for not at
+        all. A connection that is closed is a surprise: the pod may have ended.
         """
-        quiet, client = self._quiets.get(address, (None, None))
-        if quiet is None or client is None or not (quiet.rest_s and client.is_open):
-            return False
-        return quiet.can_wait(self._num_picks(address), now=self._clock())
+        rest, client = self._rests.get(address, (None, None))
+        if rest is None or client is None or not rest.calm_s:
+            return None
+        is_expected = client.is_open and self._is_expected(address)
+        return rest.wait_s(self._clock(), is_expected=is_expected)
+
+    def closed(self, address: str) -> None:
+        """Scrape at once: the pod may have ended, or does not keep what is idle for so long."""
+        if (rest := self._rest_of(address)) is not None:
+            rest.hurry()
+        self.poke(address, min_interval_s=_CLOSED_S)
+
+    def surprised(self, address: str) -> None:
+        """Scrape soon, and often for a while: something has happened to this pod."""
+        rest = self._rest_of(address)
+        if rest is not None and rest.calm_s:  # else it is scraped soon, or has failed for some time
+            rest.surprised(self._clock())
+            self.poke(address)
+
+    def due(self, address: str) -> None:
+        """Scrape soon: so much has been sent to this pod that its next report is due."""
+        rest = self._rest_of(address)
+        if rest is not None and rest.hurry():
+            self.poke(address)
+
+    def _rest_of(self, address: str) -> Rest | None:
+        known = self._rests.get(address)
+        return None if known is None else known[0]
+
+    def _on_fail(self, address: str, error: str, is_unreachable: bool) -> None:
+        if (rest := self._rest_of(address)) is not None:
+            rest.surprised(self._clock())
+        self._on_failed(address, error, is_unreachable)
 
     def _scrapes(self, client: PodClient, endpoint: Endpoint) -> Visit:
         address = endpoint.address
         page = _Page(client, self._page_url(endpoint), self._profile, self._max_page_bytes)
-        reader, quiet = PageReader(self._profile), Quiet(self._pace)
-        self._quiets[address] = quiet, client
+        reader, rest = PageReader(self._profile), Rest(self._pace, self._rng)
+        if address in self._rests:
+            self._rests[address][0].close()
+        self._rests[address] = rest, client
 
         async def scrape() -> float:
-            quiet.asked()
             began_s = self._clock()
+            if rest.calm_s and not self._is_expected(address):
+                rest.surprised(began_s)
+            rest.asked(began_s)
             text = await page.fetch()
-            taken_at_s = self._clock()
+            taken_at_s, cpu_s = self._clock(), self._cpu_clock()
             if len(text) <= _MAX_KEPT_BYTES:
                 report = reader.read(text)
+            elif len(text) < _THREAD_FROM_BYTES:
+                report = parse_report(text, self._profile)
             else:
-                report = await self._parse(text)
-            self._on_report(address, report, taken_at_s, taken_at_s - began_s)
-            num_picks = self._num_picks(address)
-            quiet.reported(report, num_picks, asked_at_s=began_s, taken_at_s=taken_at_s)
-            return max(len(text) * _REST_S_PER_BYTE, rest_after(self._clock() - taken_at_s))
+                report, reading_s = await read_long(parse_report, text, self._profile)
+                cpu_s = self._cpu_clock() - reading_s
+            took_s = taken_at_s - began_s
+            self._on_report(address, report, taken_at_s, took_s, rest.longest_s)
+            rest.reported(taken_at_s, is_expected=self._is_expected(address))
+            cost_s = self._cpu_clock() - cpu_s
+            self._pace.read_page(cost_s)
+            return max(len(text) * _REST_S_PER_BYTE, rest_after(cost_s))
 
         return scrape
-
-    async def _parse(self, page: bytes) -> LoadReport:
-        if len(page) < _THREAD_FROM_BYTES:
-            return parse_report(page, self._profile)
-        return await read_long(parse_report, page, self._profile)
 
 
 class _Page:

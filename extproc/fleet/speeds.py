@@ -34,7 +34,6 @@ from bisect import bisect_left, insort
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from math import inf
-from typing import NamedTuple
 
 from extproc.costs import Costs, Load, Probe
 from extproc.fleet.cachesize import MAX_BODY_BYTES
@@ -62,16 +61,20 @@ it has endpoints, if those are more: each of them gets its costs anew."""
 MIN_LOOK_S = 0.25
 """From one look at an endpoint or a group to the next, however many first tokens come: costs do not
 change that fast."""
+_NO_LOAD = Load.NONE  # to look up a member takes 0.1 us
 _SPREAD = 1.0
 """By how much groups differ from their configuration: the standard deviation, as a part of it."""
 
 
 def told_by(
-    tracked: Tracked, request: RequestInfo, adapter: str | None, *, now: float
+    tracked: Tracked, request: RequestInfo, num_bytes: int, adapter: str | None, *, now: float
 ) -> tuple[int | None, Probe | None]:
     """Return what the first token of a request will tell of, before it is counted there: the place
-    of its adapter (`cachesize`), and the costs (`Speeds`); None for nothing."""
-    prompts, load, place = tracked.prompts, Load.NONE, None
+    of its adapter (`cachesize`), and the costs (`Speeds`); None for nothing.
+
+    `num_bytes` are those of the request that it has to compute.
+    """
+    prompts, load, place = tracked.prompts, _NO_LOAD, None
     if adapter is not None:
         active, residency = tracked.active_adapters, tracked.residency
         num_free = (residency.num_slots or 0) - len(active)  # below 0 where nobody knows how many
@@ -88,7 +91,6 @@ def told_by(
             return None, None
     if request._context_bytes is not None:  # it is no text
         return place, None
-    num_bytes = request.rest_bytes(tracked.address)
     return place, Probe(num_bytes, load, prompts.sent_bytes, prompts.done_s > now)
 
 
@@ -142,13 +144,6 @@ class _Tokens:
         return min(found, self.most_s_per_byte)
 
 
-class _Sent(NamedTuple):
-    """A first token, and all bytes that were sent up to its prompt."""
-
-    first_s: float
-    until_bytes: int
-
-
 class _Own(_Tokens):
     """Those of one endpoint.
 
@@ -158,22 +153,24 @@ class _Own(_Tokens):
 
     def __init__(self) -> None:
         super().__init__(NUM_OF_ENDPOINT, _PER_LOOK_AT_ENDPOINT)
-        self._sent: deque[_Sent] = deque()
-        self._in_order: list[_Sent] = []
+        # First tokens, and all bytes that were sent up to their prompts.
+        self._sent: deque[tuple[float, int]] = deque()
+        self._in_order: list[tuple[float, int]] = []
         self.rests: tuple[deque[float], ...] = deque(maxlen=NUM_ALIKE), deque(maxlen=NUM_ALIKE)
 
-    def since(self, sent_at_s: float, own: _Sent) -> Point | None:
+    def since(self, sent_at_s: float, first_s: float, until_bytes: int) -> Point | None:
         """Return the bytes that were computed up to a first token since the first one that came
         while its request waited, and the seconds of that; None where none did."""
         ordered, found = self._in_order, None
-        for first in ordered[bisect_left(ordered, (sent_at_s,)) :]:
-            if first.first_s >= own.first_s:
+        for at_s, num_bytes in ordered[bisect_left(ordered, (sent_at_s,)) :]:
+            if at_s >= first_s:
                 break
-            if first.until_bytes < own.until_bytes:
-                found = own.until_bytes - first.until_bytes, own.first_s - first.first_s
+            if num_bytes < until_bytes:
+                found = until_bytes - num_bytes, first_s - at_s
                 break
         if len(ordered) >= NUM_SENT:
             ordered.remove(self._sent.popleft())
+        own = first_s, until_bytes
         self._sent.append(own)
         insort(ordered, own)
         return found
@@ -299,19 +296,20 @@ class Speeds:
         if group is None or tracked not in group.endpoints:
             return
         num_bytes = probe.prompt_bytes
-        own = _Sent(sent_at_s + ttft_s, probe.before_bytes + num_bytes)
+        first_s, until_bytes = sent_at_s + ttft_s, probe.before_bytes + num_bytes
         endpoint = group.endpoints[tracked]
-        since, alike = endpoint.since(sent_at_s, own), endpoint.rests[probe.is_behind]
+        since = endpoint.since(sent_at_s, first_s, until_bytes)
+        alike = endpoint.rests[probe.is_behind]
         rest_s = ttft_s - num_bytes * tracked.prompts.costs.prompt_s_per_byte
-        if probe.load is Load.NONE:
+        if probe.load is _NO_LOAD:
             alike.append(rest_s)
             prompt = num_bytes, ttft_s
             alone = prompt if since is None and not probe.is_behind else None
-            group.record(tracked, prompt, alone, since, at_s=own.first_s)
+            group.record(tracked, prompt, alone, since, at_s=first_s)
         elif len(alike) >= MIN_ALIKE:
             base_s = max(0.0, sorted(alike)[len(alike) // 4])
             # What was sent at once after it is computed in the same step.
-            num_after = tracked.prompts.sent_by(sent_at_s + base_s) - own.until_bytes
+            num_after = tracked.prompts.sent_by(sent_at_s + base_s) - until_bytes
             after_s = max(0, num_after) * tracked.prompts.costs.prompt_s_per_byte
             unseen_s = UNSEEN_RATIO * base_s + after_s
             group.record_load(probe.load, rest_s - base_s - after_s, unseen_s)

@@ -8,9 +8,10 @@ Requests beyond these bounds do not count.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
-from msgspec import field
+from msgspec import Struct
 
 from extproc.fleet.chances import Count, less
 
@@ -21,7 +22,7 @@ MAX_OWN_KINDS = 256
 MAX_SOURCES = 4096
 
 
-class Like(NamedTuple):
+class Like(Struct, frozen=True, gc=False):
     """The properties that make requests alike.
 
     Attributes:
@@ -37,22 +38,20 @@ Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
 
-class Growing(Count, kw_only=True):
-    """A count that another one grows with, which began earlier: `ever`.
+@dataclass(slots=True)
+class Growing(Count):
+    """A count of half a window.
 
     Attributes:
         sizes: Of those served, how many had answers of a size (`_size`).
     """
 
-    ever: Count
     sizes: dict[int, int] = field(default_factory=dict)
 
     def add(self, *, failed: bool) -> None:
         """Count a request."""
         self.num += 1
         self.num_failed += failed
-        self.ever.num += 1
-        self.ever.num_failed += failed
 
 
 class _Window(Generic[Key, Value]):
@@ -85,13 +84,14 @@ class Tally(_Window[Hashable, Growing]):
     def __init__(self, limit: int) -> None:
         super().__init__()
         self._limit = limit
-        self._ever: dict[Hashable, Count] = {}
+        self._ever: dict[Hashable, Count] = {}  # before this half
 
     def turn(self, half: int) -> None:
         """Start a half of the window, and forget the kinds that it has no requests of."""
         if half > self.half:
+            ever = {kind: self.ever(kind) for kind in self.new}
             super().turn(half)
-            self._ever = {kind: self._ever[kind] for kind in self._old}
+            self._ever = {kind: ever[kind] for kind in self._old}
 
     def has_room(self, kind: Hashable) -> bool:
         """Return whether requests of a kind can be counted."""
@@ -99,15 +99,11 @@ class Tally(_Window[Hashable, Growing]):
 
     def begin(self, kind: Hashable) -> Growing:
         """Return the count of a kind in this half, begun if need be; `has_room` has said yes."""
-        ever = self._ever.get(kind)
-        if ever is None:
-            ever = self._ever[kind] = Count()
-        return self.new.setdefault(kind, Growing(ever=ever))
+        return self.new.setdefault(kind, Growing())
 
     def of(self, kind: Hashable) -> Count:
         """Return the requests of a kind within the window."""
-        new, old = self.new.get(kind, _NOTHING), self._old.get(kind, _NOTHING)
-        return Count(new.num + old.num, new.num_failed + old.num_failed)
+        return self._with(self._old, kind)
 
     def sizes_of(self, kind: Hashable) -> Iterator[Mapping[int, int]]:
         """Yield the answers served within the window by size."""
@@ -126,11 +122,12 @@ class Tally(_Window[Hashable, Growing]):
         return self.new, self._old, self._ever
 
     def ever(self, kind: Hashable) -> Count:
-        """Return the requests of a kind since it was new; it is forgotten with its last ones.
+        """Return the requests of a kind since it was new; it is forgotten with its last ones."""
+        return self._with(self._ever, kind)
 
-        The count goes on: take what is needed of it.
-        """
-        return self._ever.get(kind, _NOTHING)
+    def _with(self, before: Mapping[Hashable, Count], kind: Hashable) -> Count:
+        new, old = self.new.get(kind, _NOTHING), before.get(kind, _NOTHING)
+        return Count(new.num + old.num, new.num_failed + old.num_failed)
 
     def __iter__(self) -> Iterator[Hashable]:
         return iter(self.new.keys() | self._old.keys())

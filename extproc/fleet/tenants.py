@@ -10,11 +10,13 @@ Priority and flow (`Claim._flow`) say who it is. Only requests of this router co
 
 from __future__ import annotations
 
-from math import exp
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import exp, inf
+from typing import NamedTuple
 
-from msgspec import Struct
-
-from extproc.fleet.concurrency import MANY
+from extproc.fleet.concurrency import LONG_S, MANY
 from extproc.tenancy import Claim
 
 LATELY_S = 10.0
@@ -25,12 +27,17 @@ MAX_SEEN = 10_000
 _Who = tuple[int, str]
 
 
-class _Load(Struct):
-    """The sequences that run of one tenant, or of all: now, and in the mean of late."""
+@dataclass(slots=True)
+class _Load:
+    """The sequences that run of one tenant, or of all: now, and in the mean of late.
+
+    Written often: CPython takes ten times as long to set a field of a Struct.
+    """
 
     at_s: float  # for which the mean is
     num: int = 0
     mean: float = 0.0
+    num_ended: float = 0.0  # of late, until then
     seen_s: float = 0.0  # a request began or ended
 
     def mean_at(self, now: float) -> float:
@@ -46,16 +53,25 @@ class Tenants:
 
     def count(self, claim: Claim, num: int, *, now: float) -> None:
         """Count a request of so many sequences, or its end by as many less."""
-        who, every = (claim.priority, claim._flow), self._all
-        load = self._loads.pop(who, None) or _Load(now)
-        self._loads[who] = load
+        who, every, loads = (claim.priority, claim._flow), self._all, self._loads
+        load = loads.pop(who, None) if len(loads) > 1 else loads.get(who)
+        if load is None:
+            load = _Load(now)
+        loads[who] = load
         # Of each of the two `mean_at`, written out: every request comes here twice.
-        every.mean = every.num + (every.mean - every.num) * _kept(every.at_s, now)
-        load.mean = load.num + (load.mean - load.num) * _kept(load.at_s, now)
+        at_s = every.at_s
+        kept = exp((at_s - now) / LATELY_S) if at_s < now else 1.0
+        every.mean = every.num + (every.mean - every.num) * kept
+        if load.at_s != at_s:
+            kept = _kept(load.at_s, now)
+        load.mean = load.num + (load.mean - load.num) * kept
+        load.num_ended *= kept
+        if num < 0:
+            load.num_ended -= num
         every.at_s = load.at_s = load.seen_s = now
         every.num += num
         load.num += num
-        if len(self._loads) > 1:
+        if len(loads) > 1:
             self._forget(now)
 
     def is_alone(self, claim: Claim, now: float) -> bool:
@@ -64,19 +80,29 @@ class Tenants:
         return not any(x.seen_s >= from_s for each, x in self._loads.items() if each != who)
 
     def num_left(self, claim: Claim, now: float) -> int:
-        """Return how many places a request leaves to others, at least: none unless many run of its
-        tenant, and more than its share, and there are others of its priority or a higher one."""
-        who, loads, everything = (claim.priority, claim._flow), self._loads, self._all
+        """Return how many places a request leaves to others, at least.
+
+        It leaves none if it must not wait, nor unless many run of its tenant, for long, and more
+        than its share, and there are others of its priority or a higher one. Until some have ended,
+        all are taken for long.
+        One is left at any rate: ends of others' requests may be told late.
+        """
+        loads, everything = self._loads, self._all
+        if len(loads) < 2 or not claim._waits:
+            return 0
+        who = claim.priority, claim._flow
         own = loads.get(who)
-        if own is None or own.num < MANY or len(loads) < 2:
+        if own is None or own.num < MANY:
             return 0
         self._forget(now)
         if own.num * len(loads) <= everything.num:
             return 0
+        if LATELY_S * own.mean_at(now) < LONG_S * own.num_ended * _kept(own.at_s, now):
+            return 0
         if not any(each[0] >= claim.priority for each in loads if each != who):
             return 0
         mean = everything.mean_at(now) - own.mean_at(now)
-        return max(0, 1 + round(mean - (everything.num - own.num)))
+        return max(1, 1 + round(mean - (everything.num - own.num)))
 
     def _forget(self, now: float) -> None:
         """Forget those that were not seen lately, and one more if there are too many."""
@@ -91,8 +117,40 @@ class Tenants:
         who, load = next(iter(self._loads.items()))
         del self._loads[who]
         if load.num:
+            load.num_ended *= _kept(load.at_s, now)
             load.mean, load.at_s = load.mean_at(now), now
             self._loads[who] = load
+
+
+class Places(NamedTuple):
+    """The places of one endpoint.
+
+    Attributes:
+        group: Endpoints of one group are taken to be alike.
+        most: Sequences that it runs at a time; infinite for not known.
+        num_there: Sequences.
+    """
+
+    group: str
+    most: float
+    num_there: int
+
+
+def left(places: Mapping[str, Places], num_left: int) -> list[str]:
+    """Return the endpoints where one more request would take a place that is left to others.
+
+    One of which nothing is known has as many places as any of its group has, or runs. While nothing
+    is known of the whole group, the one that runs most tries whether there are more: else nobody
+    would find out.
+    """
+    known = {group for group, most, _ in places.values() if most < inf}
+    sizes = defaultdict[str, float](float)
+    for group, most, num_there in places.values():
+        sizes[group] = max(sizes[group], num_there if most == inf else most)
+    free = {name: min(most, sizes[group]) - num for name, (group, most, num) in places.items()}
+    if sum(max(0, num) for num in free.values()) > num_left:
+        return []
+    return [name for name, num in free.items() if num > 0 or places[name].group in known]
 
 
 def _kept(from_s: float, to_s: float) -> float:

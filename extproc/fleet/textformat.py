@@ -6,12 +6,14 @@ A page has hundreds of lines, so only those of the families that are asked for a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from io import BytesIO
 from types import MappingProxyType
 from typing import Final
 
 from extproc.errors import ExpositionError
 from extproc.fleet.remembered import Remembered
+from extproc.passes import no_rest
 
 MAX_REMEMBERED_BYTES: Final = 8 * 1024 * 1024
 """Of labels, and as much of what series of adapters say. A series once written comes again in every
@@ -24,10 +26,12 @@ takes some times as much memory."""
 _MAX_LEADING_LINES = 4096  # before the first series or comment
 _MAX_BINARY_LINES = 64
 _PASS_BYTES = 16 * 1024  # of one call that does not let other threads run
+_FIND_BYTES = 16 * _PASS_BYTES  # likewise, of a search for one text
 _MAX_NAME_BYTES = 4096  # of a metric's name; a page may be one line of megabytes
 _END = b"# EOF"  # of an OpenMetrics page: with a line feed, or without
 _NAME = re.compile(rb"[a-zA-Z_:][\w:]*+(?=[{ \t])")
 _LABEL_BLOCK = re.compile(rb'[ \t]*\{(?:[^"}]|"(?:[^"\\]|\\.)*+")*+\}')
+_BLANKS = b" ", b"\t"
 _INDENT = re.compile(rb"\n[ \t]+")
 _OPENING = re.compile(rb"[ \t]*\{[ \t]*")
 _LABEL = re.compile(
@@ -45,18 +49,23 @@ class Lines:
     """The lines of a page.
 
     Attributes:
-        page: Begins and ends with a line feed, and has no byte that no line of text has. No line
-            begins with a blank.
+        page: Ends with a line feed, and has no byte that no line of text has. No line begins with a
+            blank. It is the one that was given, where nothing of it had to go: of a long one there
+            is no copy.
         is_cut: Its end is missing.
         unreadable: Why the first line that could not be read was not; "" if all were.
-        rows: By where the line of a series begins, less the first line feed: the values that it was
-            read into, and its place among them; None where a line says more, or another thing.
+        rows: By where the line of a series begins: the values that it was read into, and its place
+            among them; None where a line says more, or another thing.
         at: Where that of the last series that `series` yielded begins.
+        rest: Called again and again; rests where others wait for this thread.
     """
 
-    __slots__ = ("at", "is_cut", "num_unreadable", "page", "rows", "unreadable")
+    __slots__ = ("at", "is_cut", "num_unreadable", "page", "rest", "rows", "unreadable")
 
-    def __init__(self, page: bytes, *, keeps_rows: bool = True) -> None:
+    def __init__(
+        self, page: bytes, *, keeps_rows: bool = True, rest: Callable[[], None] = no_rest
+    ) -> None:
+        self.rest = rest
         self.rows: dict[int, Row | None] | None = {} if keeps_rows else None
         self.at = 0
         self.unreadable, self.num_unreadable, self.is_cut = "", 0, False
@@ -70,7 +79,7 @@ class Lines:
         if self.is_cut:
             self.note("the metrics page is incomplete: no line feed at its end")
         _require_text_format(page, is_damaged=bool(self.unreadable))
-        self.page = _without_indents(b"\n" + page)
+        self.page = _without_indents(page, rest)
 
     def note(self, why: str) -> None:
         """Note that a line cannot be read."""
@@ -89,13 +98,14 @@ class Lines:
         between them may be damaged.
         """
         page, name = self.page, b"\n" + family.encode()
-        at = page.find(name)
-        while at >= 0:
+        # The line feed before a line; the first line has none.
+        at = -1 if page.startswith(name[1:]) else self._find(name, 0)
+        while at is not None:
             rest = at + len(name)
             end = page.find(b"\n", rest)
             if page[rest] in b"{ \t":  # else a longer name that begins with this one
-                self.at = at
-                self.keep_row(at, None)
+                self.at = at + 1
+                self.keep_row(self.at, None)
                 try:
                     if end - rest > MAX_LINE_BYTES:
                         raise ExpositionError(f"a series of {family}: over {MAX_LINE_BYTES} bytes")
@@ -103,12 +113,23 @@ class Lines:
                 except ExpositionError as error:
                     self.note(str(error))
                 at = end
+                self.rest()
                 if not page.startswith(name, at):
                     at = page.find(b"\n", at + 1)
                     if at < 0 or not page.startswith(name, at):
                         return
             else:
-                at = page.find(name, end)
+                at = self._find(name, end)
+
+    def _find(self, name: bytes, at: int) -> int | None:
+        while True:
+            found = self.page.find(name, at, at + _FIND_BYTES + len(name))
+            self.rest()
+            at += _FIND_BYTES
+            if found >= 0:
+                return found
+            if at >= len(self.page):
+                return None
 
     def labels(self, block: bytes) -> Mapping[str, str] | None:
         """Return the labels of a series; None where they cannot be read."""
@@ -131,17 +152,19 @@ def _without_binary(page: bytes) -> bytes:
     raise ExpositionError(f"not a metrics page: {_MAX_BINARY_LINES} lines of binary data")
 
 
-def _without_indents(page: bytes) -> bytes:
+def _without_indents(page: bytes, rest: Callable[[], None]) -> bytes:
     """Return a page of which no line begins with a blank."""
-    if b"\n " not in page and b"\n\t" not in page:
+    if b"\n " not in page and b"\n\t" not in page and page[:1] not in _BLANKS:
         return page
-    parts, begin = [], 0
+    # Not copied to be joined, as parts of it would be.
+    kept, begin = BytesIO(), len(page) - len(page.lstrip(b" \t"))
     while begin < len(page):
         end = page.find(b"\n", begin + _PASS_BYTES)
         end = len(page) if end < 0 else end
-        parts.append(_INDENT.sub(b"\n", page[begin:end]))
+        kept.write(_INDENT.sub(b"\n", page[begin:end]))
+        rest()
         begin = end
-    return b"".join(parts)
+    return kept.getvalue()
 
 
 def _require_text_format(page: bytes, *, is_damaged: bool) -> None:

@@ -48,12 +48,19 @@ class TokenSize(NamedTuple):
 
 
 class _Responses:
-    """The latest responses of a route."""
+    """The latest responses of a route, by its name."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
         self._samples: deque[float] = deque(maxlen=NUM_RESPONSES)
         self._num_unseen = 0
         self.size: TokenSize | None = None
+
+    def tokens_of(self, num_bytes: int) -> float | None:
+        size = self.size
+        if size is None or size.error_ratio > MAX_ERROR_RATIO:
+            return None
+        return num_bytes / size.num_bytes
 
     def record(self, bytes_per_token: float) -> None:
         self._samples.append(bytes_per_token)
@@ -87,41 +94,33 @@ class Tpots:
     def record(
         self, claim: Claim, num_bytes: int, streamed_s: float, num_tokens: float | None
     ) -> float | None:
-        """Record a streamed response; return its time per output token, by earlier responses.
+        """Record a streamed response, judge it by earlier ones, and return as `tokens_of` does.
+
+        A short one is not judged, nor is any where the error is not known to be small.
 
         Args:
             claim: Of the request that it answers.
             num_bytes: Of its body.
             streamed_s: From its first token to its last.
             num_tokens: Tokens that its endpoint's requests got in this time, None where unknown.
-
-        Returns:
-            None for a short response, and where the error is not known to be small.
         """
-        name, tokens = self._name_of(claim), self.tokens_of(claim, num_bytes)
-        route = self._routes.get(name)
-        if route is None:
-            route = self._routes[name] = _Responses()
+        route = self._routes.get(claim.route) or self._find(claim.route)
+        tokens = route.tokens_of(num_bytes)
         if num_tokens is not None and num_tokens >= MIN_TOKENS and num_bytes:
             route.record(num_bytes / num_tokens)
-        if tokens is None or tokens < MIN_TOKENS:
-            return None
-        tpot_s, wanted_s = streamed_s / (tokens - 1), claim.tpot_s
-        self.num_responses[
-            name, "none" if wanted_s is None else str(tpot_s <= wanted_s).lower()
-        ] += 1
-        self.seconds[name] = self.seconds.get(name, 0.0) + tpot_s
-        return tpot_s
+        if tokens is not None and tokens >= MIN_TOKENS:
+            name, tpot_s, wanted_s = route.name, streamed_s / (tokens - 1), claim.tpot_s
+            is_in_time = "none" if wanted_s is None else str(tpot_s <= wanted_s).lower()
+            self.num_responses[name, is_in_time] += 1
+            self.seconds[name] = self.seconds.get(name, 0.0) + tpot_s
+        return route.tokens_of(num_bytes)
 
     def tokens_of(self, claim: Claim, num_bytes: int) -> float | None:
         """Return the tokens of a streamed response by what was learned; None where the error is not
         known to be small."""
-        route = self._routes.get(self._name_of(claim))
-        size = None if route is None else route.size
-        if size is None or size.error_ratio > MAX_ERROR_RATIO:
-            return None
-        return num_bytes / size.num_bytes
+        return self._find(claim.route).tokens_of(num_bytes)
 
-    def _name_of(self, claim: Claim) -> str:
-        is_further = claim.route not in self._routes and len(self._routes) >= MAX_ROUTES
-        return OTHER if is_further else claim.route
+    def _find(self, name: str) -> _Responses:
+        if name not in self._routes and len(self._routes) >= MAX_ROUTES:
+            name = OTHER
+        return self._routes.setdefault(name, _Responses(name))

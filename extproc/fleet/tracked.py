@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from extproc.costs import Costs, Probe
-from extproc.fleet.columns import Columns, Facts, Load, Resident
+from extproc.fleet.columns import Columns, Resident
 from extproc.fleet.concurrency import Fullness, Room
 from extproc.fleet.decoding import Decoding
-from extproc.fleet.foreign import Belief, ForeignRequests, PeerFlight
+from extproc.fleet.expected import Expected, Known
+from extproc.fleet.foreign import Belief, ForeignRequests, PeerPlace
 from extproc.fleet.modelindex import NOTHING, Listing
 from extproc.fleet.outliers import Outliers
 from extproc.fleet.podstate import PodState
 from extproc.fleet.prefixes import KvCache
 from extproc.fleet.prompts import MAX_AGE_S, Prompts
-from extproc.fleet.residency import Residency
+from extproc.fleet.residency import OTHERS, SAME, Residency
 from extproc.fleet.serverflags import PoolSettings
-from extproc.tenancy import NO_CLAIM, Share, SlotUses
+from extproc.tenancy import SlotUses
 from extproc.types import (
     Endpoint,
     EndpointView,
@@ -40,6 +41,8 @@ MAX_PAGES = 64
 """Reports of 3 s at the fastest pace."""
 MIN_LIFE_S = 10.0
 """A process that restarts sooner than this is neither waited for nor tried."""
+NEAR_S = 0.005
+"""Of the times at which a router tells that a request began and, later, when that was."""
 MAX_FAILURES = 64
 """Failures of an endpoint that count as requests there."""
 
@@ -96,6 +99,8 @@ class Tracked:
         version: Of its engine, "" where it tells none; None before it was asked.
         slots: The adapters that routers know to run there.
         adapters: The unfinished requests of routers by adapter.
+        expected: The contents that its next reports should have.
+        rest_s: The longest time after the last report until the next is asked for.
         served_s: When the latest of our picks that it has served was made.
         response_s: Mean time that our picks took that it has served of late; None without one.
         pages: When reports of late showed fewer requests than ours, and how many.
@@ -120,6 +125,7 @@ class Tracked:
             "died_at_s",
             "disbelieved",
             "endpoint",
+            "expected",
             "failures",
             "flights",
             "fullness",
@@ -139,18 +145,24 @@ class Tracked:
             "num_silences",
         ),
         *("others", "pages", "prompts", "registered", "report", "reported_at_s", "residency"),
+        "rest_s",
         *("response_s", "restarted_at_s", "returned_at_s", "room", "served_s", "slots"),
         *("traits", "version"),
-        *("_stale", "expires_s", "facts", "facts_until_s", "row", "trouble"),
+        *("_due", "_stale", "expires_s", "facts", "facts_until_s", "row", "trouble"),
     )
 
     def __init__(
-        self, endpoint: Endpoint, settings: PoolSettings, stale: dict[Tracked, None]
+        self,
+        endpoint: Endpoint,
+        settings: PoolSettings,
+        stale: dict[Tracked, None],
+        due: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Track an endpoint that adds itself to `stale` once its row is no longer true."""
-        self._stale = stale
+        """Track an endpoint that adds itself to `stale` once its row is no longer true, and calls
+        `due` with its address once so much was sent there that its next report is due."""
+        self._stale, self._due = stale, due
         self.columns: Columns | None = None
-        self.facts: Facts | None = None
+        self.facts: EndpointView | None = None
         self.is_known, self.trouble = False, NO_TROUBLE
         self.facts_until_s = inf
         self.row = 0
@@ -159,6 +171,8 @@ class Tracked:
         self.traits = traits = settings.traits_of(self.group)
         self.answers = False
         self.belief = Belief()
+        self.expected = Expected()
+        self.rest_s = 0.0
         self.report: LoadReport | None = None
         self.reported_at_s: float | None = None
         self.models: Listing | None = None
@@ -198,46 +212,53 @@ class Tracked:
 
     def settle(self) -> None:
         """Write into the row what requests have changed."""
-        columns, row, others = self.columns, self.row, self.others
+        columns, row = self.columns, self.row
         if columns is None:
             self._stale[self] = None
             return
-        num_pending = self.num_sequences + others.num_told
-        if self.is_known and others.num_foreign:
-            num_pending += others.num_steady
-        columns.num_pending[row], columns.done_s[row] = num_pending, self.prompts.done_s
-        columns.has_room[row] = self._has_room()
+        columns.done_s[row] = self.prompts.done_s
+        columns.num_pending[row], columns.has_room[row] = self.burden()
         columns.outdated.add(row)
 
-    def load(self) -> Load:
-        """Return what a view has of its load, in that order."""
+    def burden(self) -> tuple[int, bool]:
+        """Return what a view has as pending requests, and whether one more would run soon."""
         others, is_known, trouble = self.others, self.is_known, self.trouble
-        num_there = self._num_there()
-        num_foreign = others.num_foreign - others.num_steady if is_known else 0
-        return (
-            num_there - num_foreign + trouble.num_failed,
-            self.num_sequences,
-            others.num_told,
-            trouble.num_failed + (others.num_unseen if is_known else 0),
-            num_foreign,
-            self.prompts.done_s,
-            trouble.is_ejected,
-            trouble.is_gone,
-            trouble.is_suspect,
-            self.fullness.is_full(num_there),
-            self._has_room(),
-            self.response_s,
-        )
+        num_there = num_pending = self.num_sequences + others.num_told
+        if is_known and others.num_foreign:
+            num_there += others.num_foreign
+            num_pending += others.num_steady
+        has_room = self.room.is_open(num_there, self.traits.max_in_flight, is_known=is_known)
+        return num_pending + trouble.num_failed, has_room
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it refused requests beside as many."""
+        return self.fullness.is_full(self._num_there())
+
+    def load(self) -> Mapping[str, Any]:
+        """Return what a view has of its load, beside the adapters' pending requests."""
+        others, is_known, trouble = self.others, self.is_known, self.trouble
+        num_pending, has_room = self.burden()
+        return {
+            "num_pending": num_pending,
+            "num_in_flight": self.num_sequences,
+            "_num_told": others.num_told,
+            "_num_unseen": trouble.num_failed + (others.num_unseen if is_known else 0),
+            "_num_foreign": others.num_foreign - others.num_steady if is_known else 0,
+            "prompts_done_s": self.prompts.done_s,
+            "is_ejected": trouble.is_ejected,
+            "_is_gone": trouble.is_gone,
+            "_is_suspect": trouble.is_suspect,
+            "is_full": self.is_full,
+            "has_room": has_room,
+            "_response_s": self.response_s,
+        }
 
     def _num_there(self) -> int:
         """Return the sequences there, as far as is known."""
         others = self.others
         num_foreign = others.num_foreign if self.is_known else 0
         return self.num_sequences + others.num_told + num_foreign
-
-    def _has_room(self) -> bool:
-        most, num_taken = self.places()
-        return num_taken < most
 
     def places(self) -> tuple[float, int]:
         """Return for how many sequences it has room, and how many are there: see `Room`."""
@@ -290,10 +311,10 @@ class Tracked:
         self.models = models
         self.renew()
         self._register()
-        for flight in self.others.flights.values():
-            if flight.adapter is None:
-                flight.adapter = self.listed_adapter(flight.name)
-                self._count(flight.adapter)
+        for place in self.others.places:
+            if place.num and place.adapter is None:
+                self._name(place)
+                self._count(place.adapter, place.num)
 
     def set_declared(self, declared: Mapping[str, ModelCard]) -> None:
         """Replace the adapters that it can find by itself, if it does so."""
@@ -351,33 +372,79 @@ class Tracked:
 
     def believed(self, report: LoadReport, *, now: float) -> LoadReport:
         """Return what is believed of a report that has just been taken."""
-        num_known = self.num_sequences + self.others.num_told
-        return self.belief.of(report, num_known, self.adapters, now=now)
+        return self.belief.of(report, self.num_known, self.adapters, now=now)
 
-    def is_fresh(self, now: float, settings: PoolSettings) -> bool:
-        """Return whether it has a load report that has not expired."""
+    def report_expires_s(self, settings: PoolSettings) -> float:
+        """Return until when its load report is trusted: longer if none is asked for meanwhile."""
         at_s = self.reported_at_s
-        return at_s is not None and now <= at_s + settings.report_expiry_s
+        return -inf if at_s is None else at_s + self.rest_s + settings.report_expiry_s
+
+    def missed(self) -> None:
+        """Record that a call of ours has failed: its last report is as old as it is."""
+        if self.rest_s:
+            self.rest_s = 0.0
+            self.renew()
+
+    def compare(self, report: LoadReport, *, now: float, is_new: bool) -> None:
+        """Compare a report that has just been recorded with what is expected."""
+        others, decode = self.others, self.prompts.costs._decode
+        known = Known(
+            self.num_known,
+            self.num_picks,
+            self.adapters,
+            0.0 if decode is None else decode.token_s,
+            others.num_steady > 0 or self.belief.is_old,
+            self.belief.stood_s(now),
+            self.decoding.unseen_s,
+            self.traits.max_in_flight or self.room.limit,
+        )
+        self.expected.reported(report, known, now=now, is_new=is_new)
+
+    def is_as_expected(self, num_held: int) -> bool:
+        """Return whether the last report said what was expected, and nothing is known since for
+        which the next is due, where so many requests are held by the router."""
+        if self.is_unreachable or self.died_at_s is not None or self.disbelieved:
+            return False
+        if not self.expected.is_met or any(self.trouble) or not self.fullness.is_idle:
+            return False
+        return not num_held and self.num_known <= self.expected.most
+
+    def _grew(self, has_many: bool) -> None:
+        """Say that the next report is due: more are here than expected, or `has_many` are new."""
+        if self.expected.is_due(self.num_known, has_many=has_many):
+            self._due(self.address)
 
     def says_start(self, now: float, settings: PoolSettings) -> bool:
         """Return whether its reports show a restart: they come, and say when it started."""
         report = self.report
         has_start = report is not None and report.process_start_wall_s is not None
-        return has_start and self.is_fresh(now, settings)
+        return has_start and now <= self.report_expires_s(settings)
 
-    def set_report(self, report: LoadReport, *, asked_at_s: float, taken_at_s: float) -> None:
-        """Replace the load report, true at some moment between the two times."""
+    def set_report(
+        self,
+        report: LoadReport,
+        *,
+        asked_at_s: float,
+        taken_at_s: float,
+        next_s: float,
+        rest_s: float = 0.0,
+    ) -> None:
+        """Replace the load report, true at some moment between the two times; see `record_report`
+        of the pool."""
+        self.rest_s = rest_s
         self.room.reported(
             report,
             self._num_since,
-            num_requests=len(self.flights) + len(self.others.flights),
+            num_requests=len(self.flights) + self.others.num_requests,
             asked_at_s=asked_at_s,
             taken_at_s=taken_at_s,
+            next_s=next_s,
         )
+        before_s = self.reported_at_s
+        has_run_through = before_s is not None and self._has_run_since(before_s)
         self.report, self.reported_at_s = report, taken_at_s
-        self.renew()
         self.fullness.reported(report.num_running + report.num_waiting, now=taken_at_s)
-        self.decoding.record(report, taken_at_s=taken_at_s)
+        self.decoding.record(report, taken_at_s=taken_at_s, has_run_through=has_run_through)
         decode = self.decoding.learned
         if decode is not self.prompts.costs._decode:
             self.prompts.costs = replace(self.prompts.costs, _decode=decode)
@@ -423,11 +490,15 @@ class Tracked:
         return others | own if others else own
 
     @property
+    def num_known(self) -> int:
+        """Sequences here of requests that routers know of, and that have not ended."""
+        return self.num_sequences + self.others.num_told
+
+    @property
     def num_unfinished(self) -> int:
         """Sequences here that have not ended: those that are known, or as many as the last report
         has."""
-        known = self.num_sequences + self.others.num_told + self.others.num_foreign
-        report = self.report
+        known, report = self.num_known + self.others.num_foreign, self.report
         return known if report is None else max(known, report.num_running + report.num_waiting)
 
     def refused(self, flight: InFlight, *, now: float) -> None:
@@ -441,15 +512,16 @@ class Tracked:
         num = pick.request.num_sequences
         self.flights[pick.id] = flight
         self.num_sequences += num
-        self.room.begin(at_s, num)
+        has_many = self.room.begin(at_s, num)
         self._count(adapter)
         claim = pick.request.claim
         self.use(adapter, claim.priority, claim._flow, now=at_s)
         self.settle()
+        self._grew(has_many)
 
     def end(self, flight: InFlight, *, now: float, has_run: bool) -> None:
-        """Stop counting a pick; `has_run` is False if the engine cannot have worked on it. `settle`
-        or `bound` is to follow.
+        """Stop counting a pick; `has_run` is False if the engine cannot have worked on it.
+        `settle` is to follow.
         """
         num = flight.pick.request.num_sequences
         del self.flights[flight.pick.id]
@@ -473,40 +545,81 @@ class Tracked:
         self._discount(adapter, now=now, has_run=has_run)
         self.settle()
 
-    def bound(self, now: float) -> None:
-        """Take all prompts but those that are known to be ahead for computed by now."""
-        self.prompts.bound(now)
-        self.settle()
-
-    def leave_to_reports(self, flights: Sequence[PeerFlight[Tracked]]) -> None:
-        """Count picks of another router whose ends nobody will report as foreign requests."""
-        self.others.leave_to_reports(flights)
+    def leave_to_reports(self, num_sequences: int, adapter: str | None) -> None:
+        """Count requests of another router whose ends nobody will tell as foreign ones."""
+        self.others.leave_to_reports(num_sequences, adapter)
         self.touch()
 
-    def begin_told(self, flight: PeerFlight[Tracked], share: Share | None = None) -> None:
-        """Count another router's pick here; its share says whose turn it was."""
-        flight.adapter = self.listed_adapter(flight.name)
-        picked_at_s, now = flight.picked_at_s, flight.told_at_s
-        self.queue(flight.id, flight.adapter, flight.body_bytes, at_s=picked_at_s, now=now)
-        self.others.begin(flight)
-        self.room.begin(picked_at_s, flight.num_sequences)
-        self._count(flight.adapter)
-        priority, flow = (0, NO_CLAIM._flow) if share is None else (share.priority, share.flow)
-        self.use(flight.adapter, priority, flow, now=now)
+    def begin_told(
+        self,
+        place: PeerPlace[Tracked],
+        num: int,
+        num_sequences: int,
+        num_bytes: int,
+        *,
+        now: float,
+    ) -> None:
+        """Count requests that another router has just sent here, with so many bytes of prompts.
+        `settle` is to follow, as after `end_told`: once for all that a message tells."""
+        if place.registered is not self.registered and not place.num:
+            self._name(place)
+        adapter = place.adapter
+        place.num += num
+        place.num_sequences += num_sequences
+        self.queue(self.num_picks, adapter, num_bytes // num, num=num, at_s=now, now=now)
+        self.others.began(num, num_sequences, now)
+        has_many = self.room.begin(now, num_sequences)
+        self._count(adapter, num)
+        self.use(adapter, place.priority, place.flow, now=now, num=num)
+        self._grew(has_many)
+
+    def end_told(
+        self,
+        place: PeerPlace[Tracked],
+        num: int,
+        num_sequences: int,
+        took_s: float,
+        *,
+        now: float,
+        has_run: bool,
+    ) -> None:
+        """Stop counting requests of another router, which took so long in the mean; see `end`."""
+        began_s = now - took_s
+        place.num -= num
+        place.num_sequences -= num_sequences
+        self.others.ended(num, num_sequences, began_s, now)
+        from_s = began_s - NEAR_S if num == 1 else -inf  # of several the mean is known
+        self.prompts.ended(num, from_s, began_s + NEAR_S, now=now, has_run=has_run)
+        self.room.end(began_s, num_sequences)
+        if has_run:
+            self.room.took(took_s, num)
+        self._discount(place.adapter, now=now, has_run=has_run, num=num)
+
+    def recount_told(
+        self, place: PeerPlace[Tracked], num: int, num_sequences: int, *, now: float
+    ) -> None:
+        """Count so many requests of another router more, or less: what it told of them was lost."""
+        if not place.num:
+            self._name(place)
+        place.num += num
+        place.num_sequences += num_sequences
+        self.others.recount(num, num_sequences)
+        if num > 0:
+            self._count(place.adapter, num)
+            self.use(place.adapter, place.priority, place.flow, now=now, num=num)
+        elif num < 0:
+            self.prompts.ended(-num, -inf, inf, now=now, has_run=True)
+            self._discount(place.adapter, now=now, has_run=True, num=-num)
         self.settle()
 
-    def end_told(self, flight: PeerFlight[Tracked], *, now: float, has_run: bool) -> None:
-        """Stop counting another router's pick; see `end`."""
-        self.others.end(flight)
-        self.prompts.end(flight.id, has_run=has_run)
-        self.room.end(flight.picked_at_s, flight.num_sequences)
-        if has_run:
-            self.room.took(now - flight.picked_at_s)
-        self._discount(flight.adapter, now=now, has_run=has_run)
+    def _name(self, place: PeerPlace[Tracked]) -> None:
+        """Find the adapter of a place that has no requests."""
+        place.registered, card = self.registered, self.card_of(place.name)
+        place.adapter = None if card is None or card.parent is None else card.id
 
     def queue(
         self,
-        pick_id: str,
+        pick_id: str | int,
         adapter: str | None,
         num_bytes: int,
         *,
@@ -527,55 +640,59 @@ class Tracked:
             load_s = costs.load_s(adapter, self.gpu_adapters, self.cpu_adapters)
         self.prompts.add(pick_id, num_bytes, load_s, num=num, at_s=at_s, now=now)
 
-    def listed_adapter(self, name: str | None) -> str | None:
-        """Return `name` if it is an adapter by the endpoint's own list."""
-        card = self.card_of(name)
-        return None if card is None or card.parent is None else card.id
-
     def _num_since(self, at_s: float) -> int:
         """Return the sequences of picks that have not ended and were made after `at_s`."""
-        num = 0
-        for ours in reversed(self.flights.values()):
-            if ours.started_at_s <= at_s:
-                break
-            num += ours.pick.request.num_sequences
-        for told in reversed(self.others.flights.values()):
-            if told.picked_at_s <= at_s:
-                break
-            num += told.num_sequences
-        return num
+        flights, num = self.flights, 0
+        if flights and next(iter(flights.values())).started_at_s > at_s:
+            num = self.num_sequences  # all of them
+        else:
+            for ours in reversed(flights.values()):
+                if ours.started_at_s <= at_s:
+                    break
+                num += ours.pick.request.num_sequences
+        return num + self.others.num_since(at_s)
 
-    def use(self, adapter: str | None, priority: int, flow: str, *, now: float) -> None:
-        """Note a pick, and whose request an adapter's slot is used for."""
-        self.num_picks += 1
+    def _has_run_since(self, at_s: float) -> bool:
+        """Return whether a request that routers know of has run ever since some time."""
+        oldest = next(iter(self.flights.values()), None)
+        if oldest is not None and oldest.started_at_s <= at_s:
+            return True
+        return self.others.num_told > self.others.num_since(at_s)
+
+    def use(
+        self, adapter: str | None, priority: int, flow: str, *, now: float, num: int = 1
+    ) -> None:
+        """Note picks, and whose request an adapter's slot is used for."""
+        self.num_picks += num
         if adapter is not None:
             self.slots.sent(adapter, priority, flow, now=now)
 
-    def _count(self, adapter: str | None) -> None:
+    def _count(self, adapter: str | None, more: int = 1) -> None:
         if adapter is not None:
-            num = self.adapters[adapter] = self.adapters.get(adapter, 0) + 1
-            is_first = self.residency.start(adapter)
-            if self.columns is not None:
-                self.columns.count(self.row, adapter, num)
-                if is_first:
-                    self.columns.moved.add(self.row)
+            num = self.adapters[adapter] = self.adapters.get(adapter, 0) + more
+            change, columns = self.residency.start(adapter, more), self.columns
+            if columns is not None:
+                columns.count(self.row, adapter, num)
+                if change is not SAME:
+                    columns.moved.add(self.row)
 
-    def _discount(self, adapter: str | None, *, now: float, has_run: bool) -> None:
+    def _discount(self, adapter: str | None, *, now: float, has_run: bool, num: int = 1) -> None:
         if adapter is not None:
-            left = self.adapters[adapter] - 1
+            left = self.adapters[adapter] - num
             if left:
                 self.adapters[adapter] = left
             else:
                 del self.adapters[adapter]
                 self.slots.pop(adapter, None)
-            is_latest = self.residency.finish(adapter, now=now, has_run=has_run)
+            change = self.residency.finish(adapter, now=now, has_run=has_run, num=num)
             columns = self.columns
             if columns is not None:
                 if not left and self.is_known:
                     left = self.others.adapters.get(adapter, 0)
                 columns.count(self.row, adapter, left)
-                columns.moved.add(self.row)
-                if not is_latest:
+                if change is not SAME:
+                    columns.moved.add(self.row)
+                if change is OTHERS:
                     columns.look(self.row)
 
     def newest_s(self, until_s: float) -> float:

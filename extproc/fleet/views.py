@@ -11,19 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import inf
 
-from extproc.fleet.columns import Columns, Facts
+from extproc.fleet.columns import Columns
 from extproc.fleet.outliers import Outliers
 from extproc.fleet.podstate import mixes_weights
 from extproc.fleet.serverflags import PoolSettings
 from extproc.fleet.tracked import Tracked, Trouble
 from extproc.types import EndpointView, LoadReport
-
-_FIELDS = EndpointView.__struct_fields__
-_IS_READY, _IS_SILENT = map(_FIELDS.index, ("is_ready", "_is_silent"))
-_DONE_S, _IS_FULL, _HAS_ROOM = (
-    _FIELDS.index(name) - _FIELDS.index("num_pending")
-    for name in ("prompts_done_s", "is_full", "has_room")
-)
 
 
 class Views:
@@ -116,20 +109,20 @@ class Views:
         self._made_at[tracked.row] = self._num_reads
         is_gone = is_in_doubt or (tracked.is_unreachable and not tracked.answers)
         tracked.trouble = Trouble(num_failed, is_ejected, is_gone, is_suspect)
-        load = tracked.load()
-        has_flaw = tracked.is_unreachable or facts[_IS_SILENT] or any(tracked.trouble[1:])
-        is_open = facts[_IS_READY] and not (has_flaw or load[_IS_FULL])
+        has_flaw = tracked.is_unreachable or facts._is_silent or any(tracked.trouble[1:])
+        is_open = facts.is_ready and not (has_flaw or tracked.is_full)
         columns.set(tracked.row, facts, pending, is_open=is_open)
-        columns.put(tracked.row, load[0], load[_DONE_S], has_room=load[_HAS_ROOM])
+        tracked.columns = columns
+        tracked.settle()
         is_well = self._outliers.is_well(tracked.address) and tracked.fullness.is_idle
-        tracked.columns = None if num_failed or is_gone or not is_well else columns
+        if num_failed or is_gone or not is_well:
+            tracked.columns = None
 
-    def _facts(self, tracked: Tracked, now: float) -> Facts:
+    def _facts(self, tracked: Tracked, now: float) -> EndpointView:
         settings, report, at_s = self._settings, tracked.report, tracked.reported_at_s
-        is_known = tracked.is_known = tracked.is_fresh(now, settings)
-        tracked.facts_until_s = inf
-        if at_s is not None and is_known:
-            tracked.facts_until_s = at_s + settings.report_expiry_s
+        expires_s = tracked.report_expires_s(settings)
+        is_known = tracked.is_known = now <= expires_s
+        tracked.facts_until_s = expires_s if is_known else inf
         is_asleep, version = report is not None and report.is_asleep, tracked.version or ""
         if report is None or not is_known:
             # Only what routers have sent counts, and what the engine had at its start.
@@ -137,28 +130,28 @@ class Views:
             tracked.residency.lapse()
         endpoint, traits = tracked.endpoint, tracked.traits
         is_awake = not is_asleep and tracked.died_at_s is None
-        return (
+        return EndpointView(
             endpoint.address,
             endpoint.name or endpoint.address,
-            endpoint.is_ready and is_awake,
-            is_known,
-            at_s,
-            tracked.registered,
-            report.num_running,
-            report.num_waiting,
-            report.num_deferred or 0,
-            report.kv_usage_ratio or 0.0,
-            report.max_loras or traits.max_loras,
-            traits.max_lora_rank,
-            report.active_adapters,
-            tracked.prompts.costs,
-            tracked.is_owing(is_known),
-            tracked.is_unreachable,
-            not (is_known or tracked.answers),
-            is_known and tracked.belief.is_old,
-            is_asleep,
-            tracked.died_at_s,
-            version,
-            mixes_weights(version, settings.safe_loads_since),
-            endpoint.is_last_resort and is_awake,
+            is_ready=endpoint.is_ready and is_awake,
+            is_known=is_known,
+            reported_at_s=at_s,
+            registered=tracked.registered,
+            num_running=report.num_running,
+            num_waiting=report.num_waiting,
+            _num_deferred=report.num_deferred or 0,
+            kv_usage_ratio=report.kv_usage_ratio or 0.0,
+            max_loras=report.max_loras or traits.max_loras,
+            _max_lora_rank=traits.max_lora_rank,
+            _reported_adapters=report.active_adapters,
+            costs=tracked.prompts.costs,
+            _is_owing=tracked.is_owing(is_known),
+            _is_unreachable=tracked.is_unreachable,
+            _is_silent=not (is_known or tracked.answers),
+            _has_old_report=is_known and tracked.belief.is_old,
+            _is_asleep=is_asleep,
+            _died_at_s=tracked.died_at_s,
+            _engine_version=version,
+            _mixes_weights=mixes_weights(version, settings.safe_loads_since),
+            _is_last_resort=endpoint.is_last_resort and is_awake,
         )

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x65xtproc/v1/peers.proto\x12\nextproc.v1\"\xa1\x02\n\x0bPeerMessage\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.extproc.v1.HelloH\x00\x12&\n\x07\x65ntries\x18\x02 \x01(\x0b\x32\x13.extproc.v1.EntriesH\x00\x12\x36\n\x0f\x61\x63knowledgement\x18\x03 \x01(\x0b\x32\x1b.extproc.v1.AcknowledgementH\x00\x12\"\n\x05picks\x18\x04 \x01(\x0b\x32\x11.extproc.v1.PicksH\x00\x12(\n\x08\x61\x64\x61pters\x18\x08 \x01(\x0b\x32\x14.extproc.v1.AdaptersH\x00\x12\"\n\x05proof\x18\t \x01(\x0b\x32\x11.extproc.v1.ProofH\x00\x12\x0b\n\x03mac\x18\x0f \x01(\x0c\x42\t\n\x07\x63ontentJ\x04\x08\x05\x10\x08\"I\n\x05Hello\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\x18\n\x10\x62\x65lieves_callers\x18\x04 \x01(\x08J\x04\x08\x02\x10\x03\"\x14\n\x05Proof\x12\x0b\n\x03mac\x18\x01 \x01(\x0c\"2\n\x07\x45ntries\x12\x13\n\x0blog_entries\x18\x01 \x03(\x0c\x12\x12\n\nnum_losses\x18\x02 \x01(\r\"\x11\n\x0f\x41\x63knowledgement\"\x8f\x01\n\x05Picks\x12\x10\n\x08is_first\x18\x01 \x01(\x08\x12(\n\x07started\x18\x02 \x03(\x0b\x32\x17.extproc.v1.StartedPick\x12$\n\x05\x65nded\x18\x03 \x03(\x0b\x32\x15.extproc.v1.EndedPick\x12$\n\x07waiting\x18\x04 \x01(\x0b\x32\x13.extproc.v1.Waiting\"v\n\x07Waiting\x12\x11\n\taddresses\x18\x01 \x03(\t\x12#\n\x05slots\x18\x04 \x03(\x0b\x32\x14.extproc.v1.KeptSlot\x12\'\n\x05\x61head\x18\x05 \x03(\x0b\x32\x18.extproc.v1.WaitingAheadJ\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04\"P\n\x0cWaitingAhead\x12\x10\n\x08priority\x18\x01 \x01(\x11\x12\x0e\n\x06\x61ge_ms\x18\x02 \x01(\r\x12\x0f\n\x07left_ms\x18\x03 \x01(\r\x12\r\n\x05reach\x18\x04 \x01(\x0c\"n\n\x08KeptSlot\x12\x0f\n\x07\x61\x64\x61pter\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07leaving\x18\x03 \x01(\t\x12\x10\n\x08priority\x18\x04 \x01(\x11\x12\x0c\n\x04\x66low\x18\x05 \x01(\t\x12\x0f\n\x07left_ms\x18\x06 \x01(\r\"\xaa\x01\n\x0bStartedPick\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x03 \x01(\t\x12\x12\n\nbody_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06\x61ge_ms\x18\x05 \x01(\r\x12\x0c\n\x04\x66low\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x11\x12\x0e\n\x06tokens\x18\x08 \x01(\x02\x12\x15\n\rnum_sequences\x18\t \x01(\r\",\n\tEndedPick\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07has_run\x18\x02 \x01(\x08\"\xa2\x01\n\x08\x41\x64\x61pters\x12\r\n\x05loads\x18\x01 \x01(\x08\x12\x10\n\x08\x64\x65\x63lared\x18\x02 \x01(\x06\x12\x0e\n\x06wanted\x18\x03 \x03(\t\x12)\n\x06\x66\x61iled\x18\x04 \x03(\x0b\x32\x19.extproc.v1.FailedAdapter\x12\x0f\n\x07\x63hanged\x18\x05 \x03(\t\x12)\n\x07leaving\x18\x06 \x03(\x0b\x32\x18.extproc.v1.AdapterPlace\"-\n\x0c\x41\x64\x61pterPlace\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\">\n\rFailedAdapter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t2E\n\x05Peers\x12<\n\x04Link\x12\x17.extproc.v1.PeerMessage\x1a\x17.extproc.v1.PeerMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x65xtproc/v1/peers.proto\x12\nextproc.v1\"\x9f\x02\n\x0bPeerMessage\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.extproc.v1.HelloH\x00\x12&\n\x07\x65ntries\x18\x02 \x01(\x0b\x32\x13.extproc.v1.EntriesH\x00\x12\x36\n\x0f\x61\x63knowledgement\x18\x03 \x01(\x0b\x32\x1b.extproc.v1.AcknowledgementH\x00\x12(\n\x08\x61\x64\x61pters\x18\x08 \x01(\x0b\x32\x14.extproc.v1.AdaptersH\x00\x12\"\n\x05proof\x18\t \x01(\x0b\x32\x11.extproc.v1.ProofH\x00\x12 \n\x04sums\x18\n \x01(\x0b\x32\x10.extproc.v1.SumsH\x00\x12\x0b\n\x03mac\x18\x0f \x01(\x0c\x42\t\n\x07\x63ontentJ\x04\x08\x04\x10\x08\"I\n\x05Hello\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\x18\n\x10\x62\x65lieves_callers\x18\x04 \x01(\x08J\x04\x08\x02\x10\x03\"\x14\n\x05Proof\x12\x0b\n\x03mac\x18\x01 \x01(\x0c\"2\n\x07\x45ntries\x12\x13\n\x0blog_entries\x18\x01 \x03(\x0c\x12\x12\n\nnum_losses\x18\x02 \x01(\r\"\x11\n\x0f\x41\x63knowledgement\"}\n\x04Sums\x12\x10\n\x08is_whole\x18\x01 \x01(\x08\x12\r\n\x05\x66irst\x18\x02 \x01(\r\x12\r\n\x05names\x18\x03 \x03(\t\x12\x0e\n\x06places\x18\x04 \x03(\x12\x12\x0f\n\x07\x63hanges\x18\x05 \x03(\x04\x12$\n\x07waiting\x18\x06 \x01(\x0b\x32\x13.extproc.v1.Waiting\"W\n\x07Waiting\x12\x11\n\taddresses\x18\x01 \x03(\t\x12\'\n\x05\x61head\x18\x05 \x03(\x0b\x32\x18.extproc.v1.WaitingAheadJ\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04J\x04\x08\x04\x10\x05\"F\n\x0cWaitingAhead\x12\x10\n\x08priority\x18\x01 \x01(\x11\x12\x0f\n\x07left_ms\x18\x03 \x01(\r\x12\r\n\x05reach\x18\x04 \x01(\x0cJ\x04\x08\x02\x10\x03\"\xa2\x01\n\x08\x41\x64\x61pters\x12\r\n\x05loads\x18\x01 \x01(\x08\x12\x10\n\x08\x64\x65\x63lared\x18\x02 \x01(\x06\x12\x0e\n\x06wanted\x18\x03 \x03(\t\x12)\n\x06\x66\x61iled\x18\x04 \x03(\x0b\x32\x19.extproc.v1.FailedAdapter\x12\x0f\n\x07\x63hanged\x18\x05 \x03(\t\x12)\n\x07leaving\x18\x06 \x03(\x0b\x32\x18.extproc.v1.AdapterPlace\"-\n\x0c\x41\x64\x61pterPlace\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\">\n\rFailedAdapter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t2E\n\x05Peers\x12<\n\x04Link\x12\x17.extproc.v1.PeerMessage\x1a\x17.extproc.v1.PeerMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,33 +32,27 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'extproc.v1.peers_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PEERMESSAGE']._serialized_start=39
-  _globals['_PEERMESSAGE']._serialized_end=328
-  _globals['_HELLO']._serialized_start=330
-  _globals['_HELLO']._serialized_end=403
-  _globals['_PROOF']._serialized_start=405
-  _globals['_PROOF']._serialized_end=425
-  _globals['_ENTRIES']._serialized_start=427
-  _globals['_ENTRIES']._serialized_end=477
-  _globals['_ACKNOWLEDGEMENT']._serialized_start=479
-  _globals['_ACKNOWLEDGEMENT']._serialized_end=496
-  _globals['_PICKS']._serialized_start=499
-  _globals['_PICKS']._serialized_end=642
-  _globals['_WAITING']._serialized_start=644
-  _globals['_WAITING']._serialized_end=762
-  _globals['_WAITINGAHEAD']._serialized_start=764
-  _globals['_WAITINGAHEAD']._serialized_end=844
-  _globals['_KEPTSLOT']._serialized_start=846
-  _globals['_KEPTSLOT']._serialized_end=956
-  _globals['_STARTEDPICK']._serialized_start=959
-  _globals['_STARTEDPICK']._serialized_end=1129
-  _globals['_ENDEDPICK']._serialized_start=1131
-  _globals['_ENDEDPICK']._serialized_end=1175
-  _globals['_ADAPTERS']._serialized_start=1178
-  _globals['_ADAPTERS']._serialized_end=1340
-  _globals['_ADAPTERPLACE']._serialized_start=1342
-  _globals['_ADAPTERPLACE']._serialized_end=1387
-  _globals['_FAILEDADAPTER']._serialized_start=1389
-  _globals['_FAILEDADAPTER']._serialized_end=1451
-  _globals['_PEERS']._serialized_start=1453
-  _globals['_PEERS']._serialized_end=1522
+  _globals['_PEERMESSAGE']._serialized_end=326
+  _globals['_HELLO']._serialized_start=328
+  _globals['_HELLO']._serialized_end=401
+  _globals['_PROOF']._serialized_start=403
+  _globals['_PROOF']._serialized_end=423
+  _globals['_ENTRIES']._serialized_start=425
+  _globals['_ENTRIES']._serialized_end=475
+  _globals['_ACKNOWLEDGEMENT']._serialized_start=477
+  _globals['_ACKNOWLEDGEMENT']._serialized_end=494
+  _globals['_SUMS']._serialized_start=496
+  _globals['_SUMS']._serialized_end=621
+  _globals['_WAITING']._serialized_start=623
+  _globals['_WAITING']._serialized_end=710
+  _globals['_WAITINGAHEAD']._serialized_start=712
+  _globals['_WAITINGAHEAD']._serialized_end=782
+  _globals['_ADAPTERS']._serialized_start=785
+  _globals['_ADAPTERS']._serialized_end=947
+  _globals['_ADAPTERPLACE']._serialized_start=949
+  _globals['_ADAPTERPLACE']._serialized_end=994
+  _globals['_FAILEDADAPTER']._serialized_start=996
+  _globals['_FAILEDADAPTER']._serialized_end=1058
+  _globals['_PEERS']._serialized_start=1060
+  _globals['_PEERS']._serialized_end=1129
 # @@protoc_insertion_point(module_scope)

@@ -7,22 +7,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PeerMessage(_message.Message):
-    __slots__ = ("hello", "entries", "acknowledgement", "picks", "adapters", "proof", "mac")
+    __slots__ = ("hello", "entries", "acknowledgement", "adapters", "proof", "sums", "mac")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGEMENT_FIELD_NUMBER: _ClassVar[int]
-    PICKS_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
+    SUMS_FIELD_NUMBER: _ClassVar[int]
     MAC_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     entries: Entries
     acknowledgement: Acknowledgement
-    picks: Picks
     adapters: Adapters
     proof: Proof
+    sums: Sums
     mac: bytes
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., entries: _Optional[_Union[Entries, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., picks: _Optional[_Union[Picks, _Mapping]] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ..., mac: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., entries: _Optional[_Union[Entries, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ..., sums: _Optional[_Union[Sums, _Mapping]] = ..., mac: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("router_id", "nonce", "believes_callers")
@@ -52,85 +52,39 @@ class Acknowledgement(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class Picks(_message.Message):
-    __slots__ = ("is_first", "started", "ended", "waiting")
-    IS_FIRST_FIELD_NUMBER: _ClassVar[int]
-    STARTED_FIELD_NUMBER: _ClassVar[int]
-    ENDED_FIELD_NUMBER: _ClassVar[int]
+class Sums(_message.Message):
+    __slots__ = ("is_whole", "first", "names", "places", "changes", "waiting")
+    IS_WHOLE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
-    is_first: bool
-    started: _containers.RepeatedCompositeFieldContainer[StartedPick]
-    ended: _containers.RepeatedCompositeFieldContainer[EndedPick]
+    is_whole: bool
+    first: int
+    names: _containers.RepeatedScalarFieldContainer[str]
+    places: _containers.RepeatedScalarFieldContainer[int]
+    changes: _containers.RepeatedScalarFieldContainer[int]
     waiting: Waiting
-    def __init__(self, is_first: _Optional[bool] = ..., started: _Optional[_Iterable[_Union[StartedPick, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[EndedPick, _Mapping]]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ...) -> None: ...
+    def __init__(self, is_whole: _Optional[bool] = ..., first: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., places: _Optional[_Iterable[int]] = ..., changes: _Optional[_Iterable[int]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ...) -> None: ...
 
 class Waiting(_message.Message):
-    __slots__ = ("addresses", "slots", "ahead")
+    __slots__ = ("addresses", "ahead")
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
-    SLOTS_FIELD_NUMBER: _ClassVar[int]
     AHEAD_FIELD_NUMBER: _ClassVar[int]
     addresses: _containers.RepeatedScalarFieldContainer[str]
-    slots: _containers.RepeatedCompositeFieldContainer[KeptSlot]
     ahead: _containers.RepeatedCompositeFieldContainer[WaitingAhead]
-    def __init__(self, addresses: _Optional[_Iterable[str]] = ..., slots: _Optional[_Iterable[_Union[KeptSlot, _Mapping]]] = ..., ahead: _Optional[_Iterable[_Union[WaitingAhead, _Mapping]]] = ...) -> None: ...
+    def __init__(self, addresses: _Optional[_Iterable[str]] = ..., ahead: _Optional[_Iterable[_Union[WaitingAhead, _Mapping]]] = ...) -> None: ...
 
 class WaitingAhead(_message.Message):
-    __slots__ = ("priority", "age_ms", "left_ms", "reach")
+    __slots__ = ("priority", "left_ms", "reach")
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
-    AGE_MS_FIELD_NUMBER: _ClassVar[int]
     LEFT_MS_FIELD_NUMBER: _ClassVar[int]
     REACH_FIELD_NUMBER: _ClassVar[int]
     priority: int
-    age_ms: int
     left_ms: int
     reach: bytes
-    def __init__(self, priority: _Optional[int] = ..., age_ms: _Optional[int] = ..., left_ms: _Optional[int] = ..., reach: _Optional[bytes] = ...) -> None: ...
-
-class KeptSlot(_message.Message):
-    __slots__ = ("adapter", "address", "leaving", "priority", "flow", "left_ms")
-    ADAPTER_FIELD_NUMBER: _ClassVar[int]
-    ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    LEAVING_FIELD_NUMBER: _ClassVar[int]
-    PRIORITY_FIELD_NUMBER: _ClassVar[int]
-    FLOW_FIELD_NUMBER: _ClassVar[int]
-    LEFT_MS_FIELD_NUMBER: _ClassVar[int]
-    adapter: str
-    address: str
-    leaving: str
-    priority: int
-    flow: str
-    left_ms: int
-    def __init__(self, adapter: _Optional[str] = ..., address: _Optional[str] = ..., leaving: _Optional[str] = ..., priority: _Optional[int] = ..., flow: _Optional[str] = ..., left_ms: _Optional[int] = ...) -> None: ...
-
-class StartedPick(_message.Message):
-    __slots__ = ("number", "address", "adapter", "body_bytes", "age_ms", "flow", "priority", "tokens", "num_sequences")
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    ADAPTER_FIELD_NUMBER: _ClassVar[int]
-    BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
-    AGE_MS_FIELD_NUMBER: _ClassVar[int]
-    FLOW_FIELD_NUMBER: _ClassVar[int]
-    PRIORITY_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
-    number: int
-    address: str
-    adapter: str
-    body_bytes: int
-    age_ms: int
-    flow: str
-    priority: int
-    tokens: float
-    num_sequences: int
-    def __init__(self, number: _Optional[int] = ..., address: _Optional[str] = ..., adapter: _Optional[str] = ..., body_bytes: _Optional[int] = ..., age_ms: _Optional[int] = ..., flow: _Optional[str] = ..., priority: _Optional[int] = ..., tokens: _Optional[float] = ..., num_sequences: _Optional[int] = ...) -> None: ...
-
-class EndedPick(_message.Message):
-    __slots__ = ("number", "has_run")
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    HAS_RUN_FIELD_NUMBER: _ClassVar[int]
-    number: int
-    has_run: bool
-    def __init__(self, number: _Optional[int] = ..., has_run: _Optional[bool] = ...) -> None: ...
+    def __init__(self, priority: _Optional[int] = ..., left_ms: _Optional[int] = ..., reach: _Optional[bytes] = ...) -> None: ...
 
 class Adapters(_message.Message):
     __slots__ = ("loads", "declared", "wanted", "failed", "changed", "leaving")

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from extproc.bounds import plain
+from extproc.fleet.accounting import Completion
 from extproc.types import Outcome, Rejection
 
 WINDOW_S = 60.0
@@ -57,11 +58,15 @@ class Attainment:
     """Counts requests, and those whose first byte came within `ttft_s` of their arrival.
 
     `recent` covers `window_s`; paths beyond `max_paths` share `OTHER`.
+
+    Attributes:
+        counts: Since the start, by path and by whether they attained it: `true` or `false`.
     """
 
     def __init__(self, ttft_s: float, *, window_s: float = WINDOW_S, max_paths: int = 50) -> None:
         self.ttft_s = ttft_s
         self.window_s = window_s
+        self.counts: dict[tuple[str, str], int] = {}
         self._paths = CappedLabel(max_paths)
         self._buckets: deque[tuple[float, dict[str, Share]]] = deque()  # by their beginning
 
@@ -69,22 +74,13 @@ class Attainment:
         """Judge by another time from now on."""
         self.ttft_s = ttft_s
 
-    def completed(
-        self,
-        path: str,
-        outcome: Outcome,
-        status: int,
-        first_byte_s: float | None,
-        duration_s: float | None,
-        *,
-        now: float,
-    ) -> tuple[str, bool] | None:
-        """Count a request that was routed; its times as in `accounting.Completion`.
+    def completed(self, path: str, completion: Completion, now: float) -> tuple[str, bool] | None:
+        """Count a request that was routed.
 
         Returns:
             The label that it counts under and whether it attained; None if it is not counted.
         """
-        is_attained = is_in_time(self.ttft_s, outcome, status, first_byte_s, duration_s)
+        is_attained = is_in_time(self.ttft_s, completion)
         return None if is_attained is None else self._count(path, is_attained, now)
 
     def rejected(self, path: str, rejection: Rejection, *, now: float) -> tuple[str, bool] | None:
@@ -113,6 +109,8 @@ class Attainment:
             share = shares[path] = Share()
         share.num_attained += is_attained
         share.num_requests += 1
+        label = path, "true" if is_attained else "false"
+        self.counts[label] = self.counts.get(label, 0) + 1
         return path, is_attained
 
     def _forget(self, now: float) -> None:
@@ -120,16 +118,15 @@ class Attainment:
             self._buckets.popleft()
 
 
-def is_in_time(
-    ttft_s: float,
-    outcome: Outcome,
-    status: int,
-    first_byte_s: float | None,
-    duration_s: float | None,
-) -> bool | None:
+def is_in_time(ttft_s: float, completion: Completion) -> bool | None:
     """Return whether a request that was routed attained an objective; None if it does not count."""
+    outcome, status, first_byte_s = (
+        completion.outcome,
+        completion.status,
+        completion.first_body_byte_s,
+    )
     if outcome is _CANCELLED:
-        waited_s = duration_s if first_byte_s is None else first_byte_s
+        waited_s = completion.duration_s if first_byte_s is None else first_byte_s
         if waited_s is not None and waited_s > ttft_s:
             return False
         return None if first_byte_s is None else True

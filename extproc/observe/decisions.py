@@ -25,6 +25,7 @@ from itertools import count, islice
 from typing import Any
 
 from extproc.fleet.accounting import DecisionRecord, End
+from extproc.fleet.columns import Candidates
 from extproc.observe.decisionmessages import describe, encode, encode_end, time_text
 from extproc.observe.watcher import Watcher, is_about
 from extproc.phrases import short
@@ -83,8 +84,10 @@ class DecisionsService:
         kept, decision = self._kept, record.decision
         if len(kept) == kept.maxlen:
             oldest = kept[0].decision
-            if isinstance(oldest, Pick):
-                self._in_flight.pop(oldest.id, None)
+            if isinstance(oldest, Pick) and self._in_flight.pop(oldest.id, None) is not None:
+                candidates = oldest.candidates
+                if isinstance(candidates, Candidates):  # the pick itself may last long
+                    candidates.forget()
         if isinstance(decision, Pick):
             self._in_flight[decision.id] = record
         self.num_published += 1

@@ -18,10 +18,10 @@ from math import inf
 
 from prometheus_client.metrics_core import Metric
 
-from extproc.fleet.accounting import Completion, first_token_s
+from extproc.fleet.accounting import Ended
 from extproc.observe.attainment import CappedLabel
 from extproc.observe.counters import Histograms
-from extproc.types import Outcome, Pick
+from extproc.types import Outcome
 
 MAX_UNCOUNTED = 2048
 """Entries whose times wait to be counted: 260 KB at most, counted in 0.6 ms."""
@@ -55,10 +55,10 @@ class Latencies:
             max_with_buckets=MAX_PODS_WITH_BUCKETS,
         )
 
-    def record(self, completion: Completion, pick: Pick) -> None:
-        """Record an entry of the access log about a pick."""
-        request = pick.request
-        ttft_s, duration_s = first_token_s(completion, request.path), None
+    def record(self, ended: Ended) -> None:
+        """Record the end of a pick."""
+        pick, completion, ttft_s = ended.pick, ended.completion, ended.ttft_s
+        request, duration_s = pick.request, None
         if completion.status < 400 and completion.outcome is _COMPLETED:
             duration_s = completion.duration_s
         if ttft_s is None and duration_s is None:

@@ -18,11 +18,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from aiohttp import web
+
+from extproc.wire.turns import turn
 
 log = logging.getLogger(__name__)
 
@@ -49,14 +51,14 @@ class LivePage:
     """Serves the page and feeds its viewers.
 
     Attributes:
-        compose: Returns a frame: JSON on one line.
+        compose: Yields b"" after each pass, and in the end a frame: JSON on one line.
         clock: Monotonic seconds.
         interval_s: Least time between two frames.
         max_viewers: Feeds at one time; further ones get 503.
         patience_s: Longest time for a viewer to take one frame.
     """
 
-    compose: Callable[[], bytes]
+    compose: Callable[[], Iterator[bytes]]
     clock: Callable[[], float]
     _: KW_ONLY
     interval_s: float = 0.25
@@ -156,10 +158,9 @@ class LivePage:
         """Compose frames while there are viewers, and wake the viewers."""
         try:
             while self.num_viewers:
-                began_s = self.clock()
-                self._frame = b"data: %b\n\n" % self.compose()
+                frame, took_s = await self._composed()
+                self._frame = b"data: %b\n\n" % frame
                 self._wake()
-                took_s = self.clock() - began_s
                 await asyncio.sleep(max(self.interval_s, took_s / MAX_SHARE))
         except Exception:
             # Each open page reconnects every `RETRY_MS`.
@@ -167,6 +168,16 @@ class LivePage:
         finally:
             self._frame = b""  # ends the feeds that wait
             self._wake()
+
+    async def _composed(self) -> tuple[bytes, float]:
+        """Return a frame, and the seconds that its passes took."""
+        frame, took_s, began_s = b"", 0.0, self.clock()
+        for frame in self.compose():
+            took_s += self.clock() - began_s
+            if not frame:
+                await turn()
+            began_s = self.clock()
+        return frame, took_s
 
     def _wake(self) -> None:
         woken, self._next_frame = self._next_frame, asyncio.Event()

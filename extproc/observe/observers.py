@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import TypeVar, TypeVarTuple
 
 log = logging.getLogger(__name__)
 
-_P = ParamSpec("_P")
+_Args = TypeVarTuple("_Args")
 _T = TypeVar("_T")
 
 NAMES = ("telemetry", "decisions", "attainment", "tracing", "relay", "telling")
@@ -30,12 +30,10 @@ class Observers:
     def __init__(self) -> None:
         self.num_errors = dict.fromkeys(NAMES, 0)
 
-    def call(
-        self, name: str, observe: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
-    ) -> _T | None:
+    def call(self, name: str, observe: Callable[[*_Args], _T], *args: *_Args) -> _T | None:
         """Call the observer `name`, one of `NAMES`, and return its result; None if it raised."""
         try:
-            return observe(*args, **kwargs)
+            return observe(*args)
         except Exception:
             self.num_errors[name] += 1
             log.exception("%s failed, requests go on", name)

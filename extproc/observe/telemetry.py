@@ -19,6 +19,7 @@ from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
+from msgspec.structs import astuple
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -27,13 +28,14 @@ from prometheus_client.core import (
 )
 from prometheus_client.metrics_core import Metric
 
-from extproc.fleet.accounting import Completion
+from extproc.fleet.accounting import Ended
 from extproc.observe.attainment import CappedLabel
 from extproc.observe.counters import Counter, Histogram, labelled
 from extproc.observe.endpointmetrics import endpoint_families
 from extproc.observe.explanation import chosen_terms
 from extproc.observe.latencies import Latencies
 from extproc.queue import Ticket
+from extproc.tenancy import Claim
 from extproc.types import Outcome, Pick, Reason, Rejection, Snapshot, Wait
 
 _MAX_SLUGS = 100  # a user's policy may invent reasons; any further ones count as OTHER
@@ -116,17 +118,13 @@ class Telemetry:
         if seconds is not None:
             self._decision_s.observe(seconds)
         if isinstance(result, Pick):
-            self.picked(result)
+            self._uncounted.append(result)
+            if len(self._uncounted) >= MAX_UNCOUNTED:
+                self._count_picks()
+            if result.terms is not None and result.price is None:
+                self._add_price(result.policy, chosen_terms(result))
         elif not isinstance(result, Rejection):
             self._waits.add((self._slugs.cap(result.reason),))
-
-    def picked(self, pick: Pick) -> None:
-        """Record a pick."""
-        self._uncounted.append(pick)
-        if len(self._uncounted) >= MAX_UNCOUNTED:
-            self._count_picks()
-        if pick.terms is not None and pick.price is None:
-            self._add_price(pick.policy, chosen_terms(pick))
 
     def _count_picks(self) -> None:
         picks, self._uncounted = self._uncounted, []
@@ -139,14 +137,14 @@ class Telemetry:
         ]
         for adapter, num in Tally([adapter for _, adapter in of_adapters]).items():
             self._picks_by_adapter.add((self._adapters.cap(adapter),), num)
-        results = [pick.affinity or affinity_of_views(pick, name) for pick, name in of_adapters]
-        for result, num in Tally(results).items():
+        for result, num in Tally([each.affinity for each, _ in of_adapters]).items():
             self._affinity.add((result,), num)
-        prices: dict[tuple[str, ...], list[Iterable[float]]] = {}
+        prices: dict[tuple[str, tuple[str, ...]], list[Iterable[float]]] = {}
         for each in picks:
             if each.price is not None:
-                prices.setdefault((each.policy, *each.price), []).append(each.price.values())
-        for (policy, *terms), seconds in prices.items():
+                terms = each.price.__struct_fields__
+                prices.setdefault((each.policy, terms), []).append(astuple(each.price))
+        for (policy, terms), seconds in prices.items():
             sums = map(sum, zip(*seconds, strict=True))
             self._add_price(policy, dict(zip(terms, sums, strict=True)))
 
@@ -172,19 +170,16 @@ class Telemetry:
         if lag_s is not None:
             self._lag_s.observe(lag_s)
 
-    def logged(self, completion: Completion, pick: Pick) -> None:
+    def logged(self, ended: Ended) -> None:
         """Record the end of a pick that the access log reported, and how long it took."""
-        self._completions.add((completion.outcome,))
-        self._lag_s.observe(completion.lag_s)
-        self._latencies.record(completion, pick)
+        self._completions.add((ended.completion.outcome,))
+        self._lag_s.observe(ended.completion.lag_s)
+        self._latencies.record(ended)
 
-    def slo_judged(self, path: str, is_attained: bool) -> None:
-        """Record a request that counts towards the objective; `path` is one of few."""
-        self._slo_requests.add((path, "true" if is_attained else "false"))
-
-    def route_judged(self, route: str, is_attained: bool) -> None:
-        """Record a request that counts towards the objective of its route of models."""
-        self._route_slo_requests.add((route, "true" if is_attained else "false"))
+    def route_judged(self, claim: Claim, is_attained: bool | None) -> None:
+        """Record a request that counts towards the objective of its route of models, if it does."""
+        if is_attained is not None and claim.route and claim.ttft_s is not None:
+            self._route_slo_requests.add((claim.route, "true" if is_attained else "false"))
 
     def totals(self) -> Totals:
         """Return the counts so far."""
@@ -323,12 +318,6 @@ class Telemetry:
             ("outcome",),
             tuple(Outcome),
         )
-        self._slo_requests = Counter(
-            "slo_requests",
-            "Requests by whether they were answered within admin.slo_ttft_s. At most 50 "
-            "paths have a label of their own; the rest count as other.",
-            ("path", "attained"),
-        )
         self._route_slo_requests = Counter(
             "route_slo_requests",
             "Requests by whether they were answered within the time to first token that "
@@ -359,12 +348,3 @@ class Telemetry:
             "access_log_errors", "Access log messages that could not be read."
         )
         self._counters = [each for each in vars(self).values() if isinstance(each, Counter)]
-
-
-def affinity_of_views(pick: Pick, adapter: str) -> str:
-    """Return `Pick.affinity`, by the pick's candidates."""
-    address = pick.address
-    for view in pick.candidates:
-        if view.address == address and view.has_loaded(adapter):
-            return "hit"
-    return "spill" if any(view.has_loaded(adapter) for view in pick.candidates) else "cold"

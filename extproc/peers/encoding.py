@@ -2,105 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from itertools import islice
 from typing import NamedTuple
 
-from extproc.bounds import MAX_ENDPOINTS, MAX_SEQUENCES, MAX_TOKENS, between, plain, whole
-from extproc.fleet.peerpicks import PeerPick, PeerPickEnd, number_of, pick_id_of
+from extproc.bounds import MAX_ENDPOINTS, plain, whole
+from extproc.fleet.picksums import (
+    MAX_ADAPTER_CHARS,
+    MAX_CHANGES,
+    MAX_FLOW_CHARS,
+    MAX_PLACES,
+    MAX_PRIORITY,
+    NUM_OF_CHANGE,
+    PlaceSum,
+    Sums,
+)
 from extproc.gen import peers_pb2
 from extproc.peers.adapterpeers import AdapterUpdate, Trouble
 from extproc.queue import Waiting
-from extproc.queue.reservations import MAX_RESERVED, Reservation
 from extproc.queue.waiting import MAX_AHEAD, Ahead
-from extproc.tenancy import Share
 
 MAX_TOLD = 256
-"""Picks and ends in one message: some 3 ms of the receiver. Further ones are not read."""
-MAX_ADAPTER_CHARS = 256
-"""Longest name sent; a pick of a longer one is sent, and counted, without it."""
-MAX_FLOW_CHARS = 512
-"""Longest name of a flow; a pick of a longer one is sent without its share."""
+"""Entries of each list in a message about adapters."""
 MAX_REASON_CHARS = 512
 """Longest reason, and message, of an adapter that cannot be loaded; longer ones are shortened."""
+NUM_OF_PLACE = 6
+"""Integers of a place in a message."""
 _MAX_AGE_MS = 2**32 - 1
-_MAX_PRIORITY = 2**31 - 1
-_NO_SHARE = Share("", 0, 0.0)
 
 
 class PickUpdate(NamedTuple):
     """One message of a router about picks.
 
     Attributes:
-        is_first: Its earlier messages are void.
         waiting: The requests that wait there, with times from the moment of sending; None if they
-            have not changed.
+            have not changed, or nobody waits and `sums` is whole.
     """
 
-    picks: Sequence[PeerPick] = ()
-    ends: Sequence[PeerPickEnd] = ()
-    is_first: bool = False
+    sums: Sums = Sums()
     waiting: Waiting | None = None
-
-
-def split(picks: Iterable[PeerPick], ends: Iterable[PeerPickEnd]) -> Iterator[PickUpdate]:
-    """Yield picks, then ends, as many at a time as a message may have."""
-    each_pick, each_end = iter(picks), iter(ends)
-    while True:
-        started = list(islice(each_pick, MAX_TOLD))
-        ended = list(islice(each_end, MAX_TOLD - len(started)))
-        if not started and not ended:
-            return
-        yield PickUpdate(started, ended)
 
 
 def encode(update: PickUpdate) -> bytes:
     """Return the message."""
-    message = peers_pb2.PeerMessage()
-    told = message.picks
-    told.is_first = update.is_first
-    add_pick, add_end = told.started.add, told.ended.add
-    for pick in update.picks:
-        adapter = pick.adapter or ""
-        flow, priority, tokens = _within_bounds(pick.share)
-        add_pick(
-            number=number_of(pick.id),
-            address=pick.address,
-            adapter=adapter if len(adapter) <= MAX_ADAPTER_CHARS else "",
-            body_bytes=pick.body_bytes,
-            age_ms=whole(pick.age_s * 1e3, _MAX_AGE_MS),
-            flow=flow,
-            priority=priority,
-            tokens=tokens,
-            num_sequences=pick.num_sequences if pick.num_sequences > 1 else 0,
-        )
-    for end in update.ends:
-        add_end(number=number_of(end.id), has_run=end.has_run)
+    message, sums = peers_pb2.PeerMessage(), update.sums
+    told = message.sums
+    told.is_whole, told.first = sums.is_whole, sums.first
+    told.changes.extend(sums.changes)
+    if sums.places:
+        names: dict[str, int] = {}
+        numbers: list[int] = []
+        for (address, adapter, flow, priority), num, num_sequences in sums.places:
+            numbers += [names.setdefault(each, len(names)) for each in (address, adapter, flow)]
+            numbers += priority, num, num_sequences
+        told.names.extend(names)
+        told.places.extend(numbers)
     if update.waiting is not None:
         _encode_waiting(update.waiting, told.waiting)
     return message.SerializeToString()
 
 
-def decode(router_id: str, told: peers_pb2.Picks) -> PickUpdate:
+def decode(told: peers_pb2.Sums) -> PickUpdate:
     """Return what a message tells, as far as it is within the bounds."""
-    picks = [
-        PeerPick(
-            pick_id_of(router_id, each.number),
-            each.address,
-            each.adapter if 0 < len(each.adapter) <= MAX_ADAPTER_CHARS else None,
-            each.body_bytes,
-            each.age_ms / 1e3,
-            _share(each) if each.flow else None,
-            min(each.num_sequences, MAX_SEQUENCES) or 1,
-        )
-        for each in islice(told.started, MAX_TOLD)
-    ]
-    ends = [
-        PeerPickEnd(pick_id_of(router_id, each.number), each.has_run)
-        for each in islice(told.ended, MAX_TOLD)
-    ]
+    numbers = told.places[: NUM_OF_PLACE * MAX_PLACES]
+    places = _places(told.names[:], numbers) if numbers else ()
     waiting = _waiting(told.waiting) if told.HasField("waiting") else None
-    return PickUpdate(picks, ends, told.is_first, waiting)
+    changes = told.changes[: NUM_OF_CHANGE * MAX_CHANGES]
+    return PickUpdate(Sums(told.is_whole, told.first, places, changes), waiting)
+
+
+def _places(names: list[str], numbers: list[int]) -> list[PlaceSum]:
+    each, end, places = iter(numbers), len(names), list[PlaceSum]()
+    for pod, which, whose, priority, num, num_sequences in zip(
+        *[each] * NUM_OF_PLACE, strict=False
+    ):
+        if not (0 <= pod < end and 0 <= which < end and 0 <= whose < end):
+            break
+        address, adapter, flow = names[pod][:MAX_ADAPTER_CHARS], names[which], names[whose]
+        if len(adapter) > MAX_ADAPTER_CHARS:
+            adapter = ""
+        if not flow or len(flow) > MAX_FLOW_CHARS or abs(priority) > MAX_PRIORITY:
+            flow, priority = "", 0
+        place = address, adapter, flow, priority
+        places.append(PlaceSum(place, max(0, num), max(0, num_sequences)))
+    return places
 
 
 def _encode_waiting(waiting: Waiting, told: peers_pb2.Waiting) -> None:
@@ -109,41 +94,21 @@ def _encode_waiting(waiting: Waiting, told: peers_pb2.Waiting) -> None:
     told.SetInParent()  # nobody waits is an update, too
     told.addresses.extend(addresses)
     for first in waiting.ahead:
-        if abs(first.priority) <= _MAX_PRIORITY:
+        if abs(first.priority) <= MAX_PRIORITY:
             told.ahead.add(
                 priority=first.priority,
-                age_ms=whole(-first.since_s * 1e3, _MAX_AGE_MS),
                 left_ms=whole(first.until_s * 1e3, _MAX_AGE_MS),
                 reach=_bits(first.reach, num_bytes),
-            )
-    for each in waiting.kept:
-        names = each.adapter, each.leaving, each.address
-        if _is_told(each.flow, each.priority) and max(map(len, names)) <= MAX_ADAPTER_CHARS:
-            told.slots.add(
-                adapter=each.adapter,
-                address=each.address,
-                leaving=each.leaving,
-                priority=each.priority,
-                flow=each.flow,
-                left_ms=whole(each.until_s * 1e3, _MAX_AGE_MS),
             )
 
 
 def _waiting(told: peers_pb2.Waiting) -> Waiting:
     ahead = (
-        Ahead(each.priority, -each.age_ms / 1e3, each.left_ms / 1e3, _reach(each.reach))
+        Ahead(each.priority, each.left_ms / 1e3, _reach(each.reach))
         for each in islice(told.ahead, MAX_AHEAD)
     )
-    kept = (
-        Reservation(
-            each.adapter, each.address, each.leaving, each.priority, each.flow, each.left_ms / 1e3
-        )
-        for each in islice(told.slots, MAX_RESERVED)
-        if len(each.flow) <= MAX_FLOW_CHARS
-        and max(len(each.adapter), len(each.leaving), len(each.address)) <= MAX_ADAPTER_CHARS
-    )
     addresses = tuple(each[:MAX_ADAPTER_CHARS] for each in islice(told.addresses, MAX_ENDPOINTS))
-    return Waiting(addresses, tuple(ahead), tuple(kept))
+    return Waiting(addresses, tuple(ahead))
 
 
 def _bits(reach: int, num_bytes: int) -> bytes:
@@ -152,21 +117,6 @@ def _bits(reach: int, num_bytes: int) -> bytes:
 
 def _reach(bits: bytes) -> int:
     return int.from_bytes(bits[: MAX_ENDPOINTS // 8], "little")
-
-
-def _is_told(flow: str, priority: int) -> bool:
-    return abs(priority) <= _MAX_PRIORITY and plain(flow, MAX_FLOW_CHARS) == flow
-
-
-def _within_bounds(share: Share | None) -> Share:
-    """Return a share as it is sent; without a flow where it is none, or beyond the bounds."""
-    return _NO_SHARE if share is None or not _is_told(share.flow, share.priority) else share
-
-
-def _share(pick: peers_pb2.StartedPick) -> Share | None:
-    if len(pick.flow) > MAX_FLOW_CHARS:
-        return None
-    return Share(pick.flow, pick.priority, between(pick.tokens, MAX_TOKENS))
 
 
 def encode_adapters(update: AdapterUpdate) -> bytes:

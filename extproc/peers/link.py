@@ -24,7 +24,7 @@ MAX_MESSAGE_BYTES = 1024 * 1024
 """One message of a peer; ours stay below (`relay.MAX_ENTRY_BYTES`). A byte takes up to 50 of
 memory."""
 MAX_UNREAD_BYTES = 512 * 1024
-"""Of picks that a link carries without a sign that the other side has read them."""
+"""Of sums that a link carries without a sign that the other side has read them."""
 
 OnHello = Callable[[str], None]
 
@@ -38,7 +38,7 @@ class PeerListener(Protocol):
     """Takes what other routers say; must not raise."""
 
     def begin(self) -> None:
-        """Links are to begin."""
+        """A link is to be told all."""
 
     def hear(self, router_id: str, update: PickUpdate, /) -> None:
         """Take what a router tells."""
@@ -100,7 +100,6 @@ class PeerLink:
         link: Its place in the relay, from the other side's hello, and proof, to the end.
         is_believed: The other side's messages count.
         is_heard: Our messages count there.
-        has_begun: The picks that were in flight at its start have been sent.
     """
 
     def __init__(
@@ -110,7 +109,6 @@ class PeerLink:
         self.begun_at_s = service.clock()
         self.is_inbound = is_inbound
         self.is_believed = self.is_heard = False
-        self.has_begun = False
         self._service = service
         self._call = call
         self._on_hello = on_hello
@@ -156,7 +154,7 @@ class PeerLink:
         elif self._other is None:
             self.end(Code.FAILED_PRECONDITION, "no hello")
         elif self.link is not None:
-            self._handle(self.link, content)
+            self._handle(self.link, kind, content)
         elif kind == "proof" and self._keys:
             self._handle_proof(self._keys, self._other, content.proof.mac)
         else:
@@ -181,14 +179,6 @@ class PeerLink:
         self._is_over = True
         self._drop_link()
         self._call.end(code, details)
-
-    def begin(self) -> None:
-        """Take note that the picks in flight are sent now."""
-        self.has_begun = True
-
-    def begin_again(self) -> None:
-        """Have the picks in flight sent anew: something was not sent."""
-        self.has_begun = False
 
     def post(self, message: bytes) -> bool:
         """Send a message that nobody acknowledges; return False if it is dropped."""
@@ -259,21 +249,20 @@ class PeerLink:
         )
         service.opened(router_id, self)
 
-    def _handle(self, link: Link, content: peers_pb2.PeerMessage) -> None:
-        if content.HasField("entries"):
+    def _handle(self, link: Link, kind: str | None, content: peers_pb2.PeerMessage) -> None:
+        if kind == "sums":
+            if self.is_believed:  # a caller may send anything
+                self._service.listener.hear(link.router_id, decode(content.sums))
+        elif kind == "entries":
             self._note_losses(content.entries.num_losses)
             entries = list(content.entries.log_entries)
             if entries and self.is_believed:
                 link.has_relayed = True
                 self._service.record(entries, self)
             self._say(_ACKNOWLEDGEMENT)
-        elif content.HasField("acknowledgement"):
+        elif kind == "acknowledgement":
             self._handle_acknowledgement(link)
-        elif not self.is_believed:
-            pass  # a caller may send anything
-        elif content.HasField("picks"):
-            self._service.listener.hear(link.router_id, decode(link.router_id, content.picks))
-        elif content.HasField("adapters"):
+        elif kind == "adapters" and self.is_believed:
             self._service.listener.hear_adapters(link.router_id, decode_adapters(content.adapters))
 
     def _note_losses(self, num_losses: int) -> None:
@@ -286,9 +275,7 @@ class PeerLink:
             return  # nobody asked: no sign that the other side has read anything
         self._num_unread_bytes = 0
         self._service.relay.acknowledged(link, now=self._service.clock())
-        if self._is_behind:  # picks whose ends were dropped are still counted there
-            self._is_behind = self.has_begun = False
-            self._service.listener.begin()
+        self._is_behind = False  # the next whole update makes good what was dropped
 
     def _send(self, batch: Sequence[bytes]) -> None:
         losses = self._service.num_losses() & _MAX_LOSSES

@@ -1,46 +1,32 @@
 """The links between the replicas of this router, and the messages over them.
 
-Picks go to each router over one link, the oldest that it listens to, which begins with those in
-flight. Nobody acknowledges them. A link that is slow to acknowledge entries gets no more than
-`MAX_UNREAD_BYTES` of them. The rest is dropped, ends too, and once the link has read it begins
-again.
+Sums of picks go to each router over one link, the oldest that it listens to. Nobody acknowledges
+them. A link that is slow to acknowledge entries gets no more than `MAX_UNREAD_BYTES` of them. The
+rest is dropped, and made good by the next whole update that it takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
-from math import inf
 
-from extproc.fleet.peerpicks import PeerPick, PeerPickEnd
 from extproc.peers.adapterpeers import AdapterUpdate
-from extproc.peers.encoding import MAX_TOLD, PickUpdate, encode, encode_adapters, split
-from extproc.peers.link import MAX_UNREAD_BYTES, OnHello, PeerLink, Service
-from extproc.queue import Waiting
+from extproc.peers.encoding import encode_adapters
+from extproc.peers.link import OnHello, PeerLink, Service
 from extproc.wire.rpc import NO_SESSION, Call, Code, Metadata, Method, Session
-
-MAX_FIRST_BYTES = MAX_UNREAD_BYTES // 2
-"""Of the picks that a link begins with, some 5,000; the oldest beyond that are not sent."""
-BEGIN_INTERVAL_S = 1.0
-"""Links that open within this begin together: to tell 20,000 picks takes some 30 ms."""
 
 
 class Links:
     """All links of this process, whoever dialled.
 
-    Args:
-        clock: Monotonic seconds.
-
     Attributes:
         num_told: Picks sent, once for each router.
-        num_untold: Picks and ends not sent because a link was slow.
+        num_untold: Updates not sent because a link was slow.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._sessions: list[PeerLink] = []
         self._telling: dict[str, PeerLink] = {}
-        self._begun_at_s = -inf
         self.num_told = self.num_untold = 0
 
     def __iter__(self) -> Iterator[PeerLink]:
@@ -51,11 +37,6 @@ class Links:
         """Whether there is a router to tell."""
         return bool(self._telling)
 
-    @property
-    def is_owing(self) -> bool:
-        """Whether a link is to begin."""
-        return not all(session.has_begun for session in self._telling.values())
-
     def say(self, update: AdapterUpdate) -> None:
         """Say to every router what is with adapters, over each link: one of them may be another's
         who only says that it is that router.
@@ -65,43 +46,23 @@ class Links:
             if session.is_heard:
                 session.post(message)
 
-    def tell(
-        self,
-        picks: Iterable[PeerPick],
-        ends: Iterable[PeerPickEnd],
-        waiting: Waiting | None = None,
-        *,
-        in_flight: Callable[[], Sequence[PeerPick]],
-    ) -> None:
-        """Send to every router with a link, and begin the links that have not begun.
-
-        Args:
-            waiting: The requests that wait here, if they have changed or links are to begin.
-            in_flight: Returns the picks that links begin with, the oldest first.
+    def tell(self, message: bytes, num_picks: int) -> None:
+        """Send an update, of so many new picks, to every router with a link.
 
         Raises:
             ExceptionGroup: Links failed; the rest got the message.
         """
-        sessions = list(self._telling.values())
-        begun = [session for session in sessions if session.has_begun]
-        told = list(split(picks, ends))
-        if waiting is not None:
-            told.append(PickUpdate(waiting=waiting))
-        failures = self._tell(begun, ((each, encode(each)) for each in told))
-        now = self._clock()
-        if len(begun) < len(sessions) and now - self._begun_at_s >= BEGIN_INTERVAL_S:
-            self._begun_at_s = now
-            new = [session for session in sessions if not session.has_begun]
-            for session in new:
-                session.begin()
-            failures += self._tell(new, self._first(len(new), waiting, list(in_flight())))
+        failures: list[Exception] = []
+        for session in [*self._telling.values()]:
+            try:
+                if session.post(message):
+                    self.num_told += num_picks
+                else:
+                    self.num_untold += 1
+            except Exception as error:
+                failures.append(error)
         if failures:
             raise ExceptionGroup("links failed", failures)
-
-    def begin_again(self) -> None:
-        """Begin every link again with the next `tell`s: something could not be sent."""
-        for session in self._telling.values():
-            session.begin_again()
 
     def add(self, session: PeerLink) -> None:
         """Add a link that is not open yet."""
@@ -125,49 +86,12 @@ class Links:
                 self.opened(router_id, other)
         return session.is_believed and not any(each.is_believed for each in links)
 
-    def _first(
-        self, num_links: int, waiting: Waiting | None, picks: list[PeerPick]
-    ) -> list[tuple[PickUpdate, bytes]]:
-        """Return the messages that so many links begin with, the oldest pick first."""
-        told, num_bytes = [], 0
-        while picks:
-            update = PickUpdate(picks[-MAX_TOLD:])
-            message = encode(update)
-            num_bytes += len(message)
-            if num_bytes > MAX_FIRST_BYTES:
-                break
-            told.append((update, message))
-            del picks[-MAX_TOLD:]
-        self.num_untold += len(picks) * num_links
-        first = PickUpdate(is_first=True, waiting=waiting)
-        return [(first, encode(first)), *reversed(told)]
-
-    def _tell(
-        self, sessions: Collection[PeerLink], messages: Iterable[tuple[PickUpdate, bytes]]
-    ) -> list[Exception]:
-        """Tell links, each until it fails; return the failures."""
-        failed: dict[PeerLink, Exception] = {}
-        for update, message in messages:
-            for session in sessions:
-                try:
-                    if session not in failed and session.link is not None:
-                        self._count(update, is_told=session.post(message))
-                except Exception as error:
-                    failed[session] = error
-        return list(failed.values())
-
-    def _count(self, update: PickUpdate, *, is_told: bool) -> None:
-        if is_told:
-            self.num_told += len(update.picks)
-        else:
-            self.num_untold += len(update.picks) + len(update.ends)
-
 
 # --- `extproc.v1.Peers`: the link between two replicas of this router, from either end.
 #
-# Links carry access log entries (`peers.relay` decides which and when) and the picks that routers
-# tell each other (`Links`). The end that listens and the end that dials (`dialler`) run the same
-# session, a `link`.
+# Links carry access log entries (`peers.relay` decides which and when) and what routers tell each
+# other of their picks (`Links`). The end that listens and the end that dials (`dialler`) run the
+# same session, a `link`.
 #
 # A link is for both directions where each side knows who the other is: by a key that they share,
 # or by TLS. Else the side that dials listens alone: it found the other at an address of its own
@@ -230,23 +154,19 @@ class PeersService(Service):
     def opened(self, router_id: str, session: PeerLink) -> None:
         """Send a router's messages over a link, if it listens to that one first."""
         self.links.opened(router_id, session)
-        self._begin_those_that_owe()
+        self.listener.begin()
 
     def lost(self, router_id: str, session: PeerLink) -> None:
         """Send a router's messages over another link, or forget it."""
         self.on_lost(session)
-        is_gone = self.links.lost(router_id, session)
-        self._begin_those_that_owe()
-        if is_gone:
+        if self.links.lost(router_id, session):
             self.listener.forget(router_id)
+        else:
+            self.listener.begin()
 
     def closed(self, session: PeerLink) -> None:
         """Forget a closed session."""
         self.links.remove(session)
-
-    def _begin_those_that_owe(self) -> None:
-        if self.links.is_owing:
-            self.listener.begin()
 
     def _accept(self, call: Call, metadata: Metadata) -> Session:
         num_inbound = sum(each.is_inbound for each in self.links)

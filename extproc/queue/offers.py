@@ -13,17 +13,16 @@ what is freed once no request comes any more.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Generator, Hashable, Iterable, Iterator, Sequence
 from math import inf
 
-from msgspec import Struct
-
-from extproc.phrases import FOR_POD, FOR_SLOT, FOR_TURN
+from extproc.phrases import FOR_POD, FOR_SLOT
+from extproc.queue.plan import Plan
 from extproc.queue.reach import ALL, Reach
 from extproc.queue.reservations import Reservations
-from extproc.queue.tickets import QueueSettings, Ticket
+from extproc.queue.tickets import Ticket
 from extproc.queue.waiting import Line, Waiting
-from extproc.types import Pick, Rejection, RequestInfo, Wait
+from extproc.types import RequestInfo, Wait
 
 MAX_ASKED = 16
 """Requests that one offer asks for in vain, half of them the first in order."""
@@ -37,34 +36,7 @@ LATE_AGAIN_S = 1.0
 """From the time when those that have stepped back are asked for to the next."""
 QUIET_S = 0.25
 """After the newest request: no further one is waited for."""
-Choose = Callable[[Ticket, float], Pick | Rejection | Wait]
-Settle = Callable[[Ticket, Pick | Rejection, float], None]
 _Flow = tuple[int, str]  # its priority and its name
-
-
-class _Offer(Struct):
-    """One offer.
-
-    Attributes:
-        choose: Asks the policy.
-        settle: Takes what was found, before the next ticket is taken.
-        is_freed: The first in order are asked for again.
-        vain: The kinds that were asked for in vain, by when to ask again.
-        num_sent: Requests that got an endpoint.
-        is_for_late: Those that have stepped back are asked for, too.
-    """
-
-    choose: Choose
-    settle: Settle
-    now: float
-    is_freed: bool
-    vain: dict[Hashable, float]
-    is_for_late: bool
-    num_sent: int = 0
-
-    @property
-    def is_over(self) -> bool:
-        return len(self.vain) >= MAX_ASKED or self.num_sent >= MAX_SENT
 
 
 class Offers:
@@ -76,35 +48,34 @@ class Offers:
         line: The requests that go before others.
 
     Args:
-        served: Returns the service of a flow of a priority.
+        plan: Knows what each flow has got, and the settings.
     """
 
-    def __init__(self, settings: QueueSettings, served: Callable[[int, str], float]) -> None:
-        self._settings = settings
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
         self.next_s, self._newest_s, self._back_s = inf, -inf, -inf
-        self.reservations, self.line = Reservations(settings, served), Line()
+        self.reservations, self.line = Reservations(plan), Line()
         self._reach = Reach()
+        self._back: Collection[Ticket] = ()
+        # In this offer: the kinds that were asked for in vain, by when to ask again; and requests.
+        self._vain: dict[Hashable, float] = {}
+        self._num_sent = 0
         # Flows by the kinds that were asked for in vain, since all of a flow's had been asked for.
         self._in_vain: dict[Hashable, _Flow] = {}
         self._num_asked: Counter[_Flow] = Counter()  # in vain, in this round of the flows
-        self._back: Collection[Ticket] = ()
 
-    def configure(self, settings: QueueSettings) -> None:
-        """Apply other settings; no request lets another go first until the next offer."""
-        self._settings = settings
-        self.reservations.configure(settings)
+    def begin_anew(self) -> None:
+        """Have no request let another go first until the next offer, as settings are others."""
+        self.reservations.clear()
         self.line.begin()
 
     def came(self, arrived_at_s: float) -> None:
         """Count a request, held or not."""
         self._newest_s = max(self._newest_s, arrived_at_s)
 
-    def hold(self, ticket: Ticket, reach: Reach, now: float) -> None:
-        """Hold a newcomer that its policy was asked for. If it waits for a slot, it goes first."""
+    def hold(self, ticket: Ticket, now: float) -> None:
+        """Hold a newcomer that its policy was asked for."""
         self.came(ticket.arrived_at_s)
-        if ticket.reason == FOR_SLOT:
-            self._take_in(reach)
-            self._wait(ticket, ticket.again_s, now)
         self._ask_by(ticket, ticket.again_s, now)
 
     def let_go(self, ticket: Ticket) -> None:
@@ -112,24 +83,27 @@ class Offers:
         self.line.begin()
         self.reservations.drop(self._adapter(ticket))
 
+    @property
+    def num_vain(self) -> int:
+        """How many kinds the last offer asked for in vain."""
+        return len(self._vain)
+
     def make(
         self,
         tickets: Iterable[Ticket],
         back: Sequence[Ticket],
-        choose: Choose,
-        settle: Settle,
         *,
         num_held: int,
         now: float,
         is_freed: bool,
         reach: Reach,
-    ) -> int:
-        """Make an offer; return how many requests were asked for in vain.
+    ) -> Iterator[Ticket]:
+        """Make an offer: yield each ticket that is to be asked for. Say what came of it, by `sent`
+        or `asked_in_vain`, before the next one is taken.
 
         Args:
             tickets: In order; those that have a result are passed over.
             back: Those of them that have stepped back, and hold up nobody.
-            settle: Takes what was found, before the next ticket is taken.
             is_freed: The first in order are asked for again.
             reach: Of requests, as things are now.
         """
@@ -137,81 +111,77 @@ class Offers:
             self._in_vain.clear()
         if not self._back:
             self._back_s = now + LATE_AGAIN_S
-        self.next_s, self._back = inf, set(back)
+        self.next_s, self._back, self._vain, self._num_sent = inf, set(back), {}, 0
         self._take_in(reach)
         self.line.begin()
         self.reservations.begin()
         # Without newcomers, what is freed would stay empty.
         is_for_late = now >= self._back_s or (is_freed and now >= self._newest_s + QUIET_S)
-        offer = _Offer(choose, settle, now, is_freed, {}, is_for_late)
-        rest = self._round(tickets, offer)
-        while rest and not offer.is_over:
-            rest = self._round(rest, offer)
-        if rest:
+        rest: Iterable[Ticket] | None = tickets
+        while rest:
+            rest = yield from self._round(rest, now, is_freed=is_freed, is_for_late=is_for_late)
+        if rest is None:
             self.next_s = now
-            self.line.add(0, ALL)  # wherever those wait that are behind
-        elif now >= self._back_s:
+            self.line.add(0, ALL, now)  # wherever those wait that are behind
+            return
+        self.reservations.end()
+        if now >= self._back_s:
             self._back_s = now + LATE_AGAIN_S
         if back:
             self.next_s = min(self.next_s, self._back_s)
-        return len(offer.vain)
 
-    def _round(self, tickets: Iterable[Ticket], offer: _Offer) -> list[Ticket]:
-        """Ask for tickets in a round of the flows; return those for which there were too many."""
-        now, passed_over = offer.now, list[Ticket]()
+    def _round(
+        self, tickets: Iterable[Ticket], now: float, *, is_freed: bool, is_for_late: bool
+    ) -> Generator[Ticket, None, list[Ticket] | None]:
+        """Yield the tickets that are to be asked for in a round of the flows. Return those for
+        which there were too many of their flow; None where it is enough for one offer.
+
+        Args:
+            is_for_late: Those that have stepped back are asked for, too.
+        """
+        passed_over, is_free = list[Ticket](), self.reservations.is_free
         for ticket in tickets:
             if ticket.result is not None:
                 continue
-            if not offer.is_for_late and ticket in self._back:
+            if not is_for_late and ticket in self._back:
                 self._go_first(ticket)
                 continue
             kind, flow = _kind(ticket), (ticket.priority, ticket.flow)
-            is_again = offer.is_freed and len(offer.vain) < MAX_ASKED // 2
-            is_again = is_again or self.reservations.is_free(
-                self._adapter(ticket), self._reach.slots_of
-            )
-            if kind in offer.vain or (kind in self._in_vain and not is_again):
-                self._wait(ticket, offer.vain.get(kind, inf), now)
-                continue
-            if not is_again and self._num_asked[flow] >= FLOW_ASKED:
+            is_again = is_freed and len(self._vain) < MAX_ASKED // 2
+            is_again = is_again or is_free(self._adapter(ticket), self._reach.slots_of)
+            if kind in self._vain or (kind in self._in_vain and not is_again):
+                self._wait(ticket, self._vain.get(kind, inf), now)
+            elif not is_again and self._num_asked[flow] >= FLOW_ASKED:
                 passed_over.append(ticket)
-                continue
-            if offer.is_over:
-                return [ticket]
-            until_s = self.behind_until_s(ticket.request, now)
-            if until_s > now:
+            elif len(self._vain) >= MAX_ASKED or self._num_sent >= MAX_SENT:
+                return None
+            elif (until_s := self.behind_until_s(ticket.request, now)) > now:
                 self._ask_by(ticket, until_s, now)
-                continue
-            self._ask(ticket, kind, flow, offer)
+            else:
+                yield ticket
         self._num_asked.clear()
         flows = {(ticket.priority, ticket.flow) for ticket in passed_over}
         self._in_vain = {kind: flow for kind, flow in self._in_vain.items() if flow in flows}
-        if not passed_over:
-            self.reservations.end()
         return passed_over
 
-    def _ask(self, ticket: Ticket, kind: Hashable, flow: _Flow, offer: _Offer) -> None:
-        """Ask the policy for a request."""
-        now = offer.now
-        result = offer.choose(ticket, now)
-        if isinstance(result, Wait):
-            offer.vain[kind] = result.until_s
-            self._in_vain[kind] = flow
-            self._num_asked[flow] += 1
-            ticket.reason, ticket.again_s = result.reason, now
-            self._wait(ticket, result.until_s, now)
-        else:
-            offer.num_sent += 1
-            self.reservations.drop(self._adapter(ticket))
-            offer.settle(ticket, result, now)
+    def sent(self, ticket: Ticket) -> None:
+        """Count a ticket that has a result."""
+        self._num_sent += 1
+        self.reservations.drop(self._adapter(ticket))
+
+    def asked_in_vain(self, ticket: Ticket, wait: Wait, now: float) -> None:
+        """Have a ticket go on waiting, and all of its kind."""
+        kind, flow = _kind(ticket), (ticket.priority, ticket.flow)
+        self._vain[kind], self._in_vain[kind] = wait.until_s, flow
+        self._num_asked[flow] += 1
+        ticket.reason, ticket.again_s = wait.reason, now
+        self._wait(ticket, wait.until_s, now)
 
     def _wait(self, ticket: Ticket, until_s: float, now: float) -> None:
         """Have a request go first that got nothing, keep a slot for it, and ask again by then."""
         is_back, reason = ticket in self._back, ticket.reason
         self._ask_by(ticket, inf if is_back else until_s, now)
         reach = self._go_first(ticket)
-        if reason not in (FOR_POD, FOR_TURN):
-            ticket.waits_since_s = min(ticket.waits_since_s, now)
         adapter = self._adapter(ticket)
         if reason == FOR_SLOT and adapter is not None and reach and not is_back:
             self.reservations.add(ticket, adapter, self._reach.slots(reach), now=now)
@@ -219,15 +189,11 @@ class Offers:
     def _go_first(self, ticket: Ticket) -> int:
         """Have a request go before those of lower priorities; return where it may go."""
         reach = self._reach.of(ticket.request)
+        priority, until_s = ticket.priority, ticket.held_at_s + self._plan.settings.slot_hold_s
         if ticket in self._back:
-            since_s = inf  # before those below 0 alone
-        elif ticket.reason in (FOR_SLOT, FOR_TURN):
-            since_s = ticket.arrived_at_s
-        else:
-            since_s = -inf
+            priority, until_s = min(0, priority), -inf  # before those below 0 alone
         if ticket.reason != FOR_POD:
-            until_s = ticket.held_at_s + self._settings.slot_hold_s
-            self.line.add(ticket.priority, reach, since_s, until_s)
+            self.line.add(priority, reach, until_s)
         return reach
 
     def _ask_by(self, ticket: Ticket, until_s: float, now: float) -> None:
@@ -242,17 +208,12 @@ class Offers:
         """Return until when a request has to let others go first; `now` where it need not."""
         return self.line.until_s(request, self._reach.of(request), now) if self.line else now
 
-    def waiting(self) -> Waiting:
-        """Return who waits here, for other routers."""
-        return self.line.told(self._reach.addresses, self.reservations)
-
     def hear(self, router_id: str, waiting: Waiting, reach: Reach, *, now: float) -> bool:
         """Have requests that wait at another router go first, in place of its earlier ones. Return
         whether fewer of them hold up other requests.
         """
-        is_less = self.line.hear(router_id, waiting, self._settings, now)
         self._take_in(reach)
-        return is_less
+        return self.line.hear(router_id, waiting, now + self._plan.settings.slot_hold_s)
 
     def may_meet(self, one: Ticket, other: Ticket) -> bool:
         """Return whether two requests may go to one endpoint, as far as is known."""
@@ -261,8 +222,7 @@ class Offers:
     def _take_in(self, reach: Reach) -> None:
         """Take the endpoints as they are now."""
         self._reach = reach
-        self.line.know(reach)
-        self.reservations.hear(self.line.kept)
+        self.line.know(reach.addresses)
 
     def _adapter(self, ticket: Ticket) -> str | None:
         adapter = ticket.request.adapter

@@ -8,14 +8,15 @@ all adapters and routes without a share of their own (`Claim._flow`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from heapq import heapify, heappop, heapreplace, nsmallest
+from collections.abc import Iterable, Iterator, Mapping
+from heapq import heappop, heapreplace
+from itertools import groupby
+from operator import itemgetter
 
 from extproc.costs import BYTES_PER_TOKEN
 from extproc.queue.fairness import TokenCounters, cost
 from extproc.queue.orders import LATE_EVERY, Scene, first_come, in_time
-from extproc.queue.tickets import QueueSettings, Ticket, by_level
-from extproc.tenancy import Share
+from extproc.queue.tickets import QueueSettings, Ticket, level
 from extproc.types import RequestInfo
 
 EXPECTED_OUTPUT_TOKENS = 128
@@ -23,25 +24,20 @@ EXPECTED_OUTPUT_TOKENS = 128
 OUTPUTS_OF_MEAN = 64
 """About so many responses make the mean output."""
 
-_Flows = dict[str, list[Ticket]]
-
 
 class Plan:
     """The order of the tickets that it is given.
 
     Attributes:
+        settings: In force.
         counters: The service of each flow, by priority.
     """
 
     def __init__(self, settings: QueueSettings) -> None:
-        self._settings = settings
+        self.settings = settings
         self.counters: defaultdict[int, TokenCounters] = defaultdict(TokenCounters)
         self._mean_output_tokens = float(EXPECTED_OUTPUT_TOKENS)
         self._num_in_time = 0  # that were sent since one that could not be
-
-    def configure(self, settings: QueueSettings) -> None:
-        """Apply other settings."""
-        self._settings = settings
 
     def hold(self, ticket: Ticket) -> None:
         """Count a ticket that is held from now on."""
@@ -57,8 +53,8 @@ class Plan:
 
     def charge(self, request: RequestInfo) -> None:
         """Count the service that a request gets."""
-        share = share_of(request)
-        self.counters[share.priority].add(share.flow, share.tokens)
+        claim = request.claim
+        self.counters[claim.priority].add(claim._flow, tokens_of(request))
 
     def settle(self, request: RequestInfo, output_tokens: float) -> None:
         """Count the output of a charged request, as far as it differs from the usual one.
@@ -77,105 +73,96 @@ class Plan:
         """Count a place that a ticket got."""
         self._num_in_time = 0 if ticket.late_s < now else self._num_in_time + 1
 
-    def charge_told(self, share: Share) -> None:
+    def charge_told(self, flow: str, priority: int, tokens: float) -> None:
         """Count the service of another router, at a priority that has been seen here.
 
         Routers order by the service of all of them. Late reports make the difference between two
         flows larger by as much as is under way. Without reports each router is fair by itself, and
         a flow that waits at more routers than another gets more. Outputs are reported as expected.
         """
-        if share.priority in self.counters:
-            self.counters[share.priority].add(share.flow, share.tokens)
+        if priority in self.counters:
+            self.counters[priority].add(flow, tokens)
 
     def make(
         self, tickets: Iterable[Ticket], now: float, service_s: float
-    ) -> tuple[list[_Flows], list[Ticket]]:
-        """Return the flows of each level, in order, and those that step back.
+    ) -> tuple[Iterator[Ticket], list[Ticket]]:
+        """Return the tickets in order, each found once it is wanted, and those that step back.
 
         Args:
             service_s: Mean time from one dispatch to the next; 0 for unknown.
         """
-        levels, given_up = [], []
-        for level in by_level(tickets, now, self._settings.ageing_s):
-            flows = self._flows(level)
-            scene = Scene(now, service_s * len(flows), self._num_in_time >= LATE_EVERY - 1)
-            keeps_turn = self._got_least(flows)
-            for name, flow in flows.items():
-                flows[name], late = self._ordered(flow, scene)
-                if name == keeps_turn and len(late) == len(flow):
-                    late = [each for each in late if each.is_refusable]
-                given_up += late
-            levels.append(flows)
-        return levels, given_up
+        flows: defaultdict[tuple[int, str], list[Ticket]] = defaultdict(list)
+        ageing_s, back = self.settings.ageing_s, list[Ticket]()
+        for ticket in tickets:
+            is_young = now - ticket.arrived_at_s < ageing_s  # most are: half the time
+            own = ticket.priority if is_young else level(ticket, now, ageing_s)
+            flows[-own, self._name(ticket)].append(ticket)
+        heap = sorted(
+            (back_by, self._served_in(flow[0]), name) for (back_by, name), flow in flows.items()
+        )
+        for back_by, group in groupby(heap, itemgetter(0)):
+            first, *others = list(group)
+            keeps_turn = bool(others) and first[1] < others[0][1]
+            scene = Scene(now, service_s * (1 + len(others)), self._num_in_time >= LATE_EVERY - 1)
+            for each in (first, *others):
+                key = back_by, each[-1]
+                flows[key], late = self._ordered(flows[key], scene)
+                # Other flows would take the turn of the one that got least, again and again.
+                if each is first and keeps_turn and len(late) == len(flows[key]):
+                    late = [ticket for ticket in late if ticket.is_refusable]
+                back += late
+        return self._in_turn(heap, {key: iter(flow) for key, flow in flows.items()}), back
 
-    def _got_least(self, flows: _Flows) -> str | None:
-        """Return the flow that was served less than every other, if one was. Its late requests do
-        not step back if it has none in time: other flows would take its turn, again and again.
-        """
-        served = [(self._served_in(flow, name), name) for name, flow in flows.items()]
-        first, *others = nsmallest(2, served)
-        return first[1] if others and first[0] < others[0][0] else None
-
-    def _served_in(self, flow: list[Ticket], name: str) -> float:
-        return self.served(flow[0].priority, name)
-
-    def adapters(self, tickets: Iterable[Ticket], now: float) -> Iterator[str]:
-        """Yield the adapters that tickets need, each once, the next in order of arrival first.
-
-        Nothing may be charged meanwhile, so a flow whose turn it is has all turns until its end.
+    def _in_turn(
+        self, heap: list[tuple[int, float, str]], flows: Mapping[tuple[int, str], Iterator[Ticket]]
+    ) -> Iterator[Ticket]:
+        """Yield the tickets of all levels, in one always the next of the flow that was served
+        least; what has been charged meanwhile counts at once.
 
         Args:
-            tickets: In order of arrival.
+            heap: A level below 0, what a flow of it got, its name.
         """
-        found = set[str]()
-        for level in by_level(tickets, now, self._settings.ageing_s):
-            flows = self._flows(level)
-            for _, name in sorted(
-                (self._served_in(flow, name), name) for name, flow in flows.items()
-            ):
-                for adapter in dict.fromkeys([each.request.adapter for each in flows[name]]):
-                    if adapter is not None and adapter not in found:
-                        found.add(adapter)
-                        yield adapter
-
-    def in_order(self, levels: Iterable[_Flows]) -> Iterator[Ticket]:
-        """Yield the tickets of all levels; what has been charged meanwhile counts at once."""
-        for flows in levels:
-            yield from next(iter(flows.values())) if len(flows) == 1 else self._by_turns(flows)
-
-    def _by_turns(self, flows: _Flows) -> Iterator[Ticket]:
-        """Yield always the next ticket of the flow that was served least."""
-        rest = {name: iter(flow) for name, flow in flows.items()}
-        heap = [(self._served_in(flow, name), name) for name, flow in flows.items()]
-        heapify(heap)
         while heap:
-            name = heap[0][1]
-            ticket = next(rest[name], None)
+            back_by, _, name = heap[0]
+            ticket = next(flows[back_by, name], None)
             if ticket is None:
                 heappop(heap)
             else:
                 yield ticket
-                heapreplace(heap, (self.served(ticket.priority, name), name))
+                heapreplace(heap, (back_by, self._served_in(ticket), name))
 
-    def _flows(self, level: list[Ticket]) -> _Flows:
-        if not self._settings.fair:
-            return {"": level}
-        flows: defaultdict[str, list[Ticket]] = defaultdict(list)
-        for ticket in level:
-            flows[ticket.flow].append(ticket)
-        return flows
+    def adapters(self, tickets: Iterable[Ticket], now: float) -> list[str]:
+        """Return the adapters that tickets need, each once, by level, turns and arrival.
+
+        Args:
+            tickets: In order of arrival.
+        """
+
+        def place(ticket: Ticket) -> tuple[int, float, str]:
+            back_by = -level(ticket, now, self.settings.ageing_s)
+            return back_by, self._served_in(ticket), self._name(ticket)
+
+        names = [ticket.request.adapter for ticket in sorted(tickets, key=place)]
+        return [name for name in dict.fromkeys(names) if name is not None]
+
+    def _served_in(self, ticket: Ticket) -> float:
+        """Return what the flow of a ticket has got."""
+        return self.served(ticket.priority, self._name(ticket))
+
+    def _name(self, ticket: Ticket) -> str:
+        """Return whose turns it waits for; those of all are the same without fairness."""
+        return ticket.flow if self.settings.fair else ""
 
     def _ordered(self, flow: list[Ticket], scene: Scene) -> tuple[list[Ticket], list[Ticket]]:
         """Return a flow in order, and those of it that should be given up."""
-        if self._settings.order == "in_time":
+        if self.settings.order == "in_time":
             return in_time(flow, scene)
         return first_come(flow), [
             ticket for ticket in flow if ticket.is_refusable and ticket.late_s < scene.now
         ]
 
 
-def share_of(request: RequestInfo) -> Share:
-    """Return what a request counts for once it is served."""
-    claim, outputs = request.claim, EXPECTED_OUTPUT_TOKENS * request.num_sequences
-    tokens = cost(request.body_bytes / BYTES_PER_TOKEN, outputs) / claim._weight
-    return Share(claim._flow, claim.priority, tokens)
+def tokens_of(request: RequestInfo) -> float:
+    """Return what a request counts for once it is served: weighted tokens over its weight."""
+    outputs = EXPECTED_OUTPUT_TOKENS * request.num_sequences
+    return cost(request.body_bytes / BYTES_PER_TOKEN, outputs) / request.claim._weight

@@ -20,10 +20,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import islice
 from math import ceil
 
-from extproc.queue.offers import Choose, Offers
+from extproc.queue.offers import Offers
 from extproc.queue.plan import Plan
 from extproc.queue.reach import NOWHERE, Reach
 from extproc.queue.schedule import TOLD_WAIT_S, Pace, Schedule
@@ -36,10 +35,10 @@ from extproc.queue.tickets import (
     refusal,
 )
 from extproc.queue.waiting import NOBODY, Waiting
-from extproc.tenancy import Share
 from extproc.types import Pick, Rejection, RequestInfo, Wait
 
 MAX_RETRY_AFTER_S = 60
+Choose = Callable[[Ticket, float], Pick | Rejection | Wait]
 
 
 class HoldQueue:
@@ -57,6 +56,7 @@ class HoldQueue:
     Attributes:
         settings: In force.
         schedule: When `offer` is to be called.
+        pace: How fast requests leave.
         occupancy: How much is held.
         reservations: Of slots, for those that wait for one.
         num_ended: Requests by how their hold ended, or why it did not begin.
@@ -76,10 +76,10 @@ class HoldQueue:
         self._tickets: dict[Ticket, None] = {}
         self._is_closed = False
         self.occupancy = Occupancy()
-        self._offers = Offers(self.settings, self._plan.served)
+        self._offers = Offers(self._plan)
         self.reservations = self._offers.reservations
         self._waiting = NOBODY
-        self._pace = Pace()
+        self.pace = Pace()
         self.num_ended: Counter[End] = Counter(dict.fromkeys(End, 0))
 
     def __len__(self) -> int:
@@ -88,11 +88,6 @@ class HoldQueue:
     def __iter__(self) -> Iterator[Ticket]:
         return iter(self._tickets)
 
-    @property
-    def service_s(self) -> float:
-        """Mean time from one dispatch out of the queue to the next; 0 while none is known."""
-        return self._pace.service_s
-
     def oldest_s(self, now: float) -> float:
         """Return for how long the oldest has been held; 0 where nothing is."""
         oldest = next(iter(self._tickets), None)
@@ -100,28 +95,22 @@ class HoldQueue:
 
     def configure(self, settings: QueueSettings) -> None:
         """Apply other settings; who is held already stays."""
-        self.settings = settings
-        self._offers.configure(settings)
-        self._plan.configure(settings)
+        self.settings = self._plan.settings = settings
+        self._offers.begin_anew()
 
     # --- in and out --------------------------------------------------------------------------
 
-    def add(self, ticket: Ticket, *, now: float, reach: Reach = NOWHERE) -> Rejection | None:
-        """Hold a request, or return why not.
-
-        Args:
-            reach: Of requests, as things are now: one that waits for a slot has one kept from now
-                on.
-        """
+    def add(self, ticket: Ticket, *, now: float) -> Rejection | None:
+        """Hold a request, or return why not."""
         end = self._refusal(ticket, now)
         if end is not None:
+            self.num_ended[end] += 1
             return self._refused(ticket, end, now)
-        self._pace.look(now, is_held=True)
+        self.pace.look(now, is_held=True)
         self._tickets[ticket] = None
         self.occupancy.add(ticket)
         self._plan.hold(ticket)
-        self._offers.hold(ticket, reach, now)
-        self._note()
+        self._offers.hold(ticket, now)
         self._arrange()
         return None
 
@@ -129,7 +118,7 @@ class HoldQueue:
         """Refuse all that are held, and from now on all that would be: this router stops."""
         self._is_closed = True
         for ticket in list(self._tickets):
-            self._settle(ticket, self._refused(ticket, End.SHUTTING_DOWN, now), now)
+            self._refuse(ticket, End.SHUTTING_DOWN, now)
 
     def charge(self, request: RequestInfo) -> None:
         """Count the service that a request gets, held before or not, for its tenant."""
@@ -140,15 +129,14 @@ class HoldQueue:
         """Count the output of a request that has ended, in place of what it was charged."""
         self._plan.settle(request, output_tokens)
 
-    def charge_told(self, share: Share) -> None:
+    def charge_told(self, flow: str, priority: int, tokens: float) -> None:
         """Count the service that a request gets of another router."""
-        self._plan.charge_told(share)
+        self._plan.charge_told(flow, priority, tokens)
 
     def remove(self, ticket: Ticket, *, now: float) -> None:
         """Forget a request whose client has gone, if it is held."""
         if ticket in self._tickets:
-            self.num_ended[End.LEFT] += 1
-            self._drop(ticket, now)
+            self._drop(ticket, End.LEFT, now)
             self._let_others_go(ticket, now)
 
     def expire(self, ticket: Ticket, *, now: float) -> None:
@@ -178,7 +166,7 @@ class HoldQueue:
         """Note who waits now, if anybody wants to know."""
         if self._on_change is None:
             return
-        waiting = self._offers.waiting() if self._tickets else NOBODY
+        waiting = self._offers.line.told() if self._tickets else NOBODY
         if waiting != self._waiting:
             self._waiting = waiting
             self._on_change(waiting)
@@ -190,21 +178,23 @@ class HoldQueue:
         return bool(self._tickets) and now >= self.schedule.due_s(self._offers.next_s)
 
     def freed_elsewhere(self, address: str, adapter: str | None, *, now: float) -> None:
-        """Record that another router's request has ended: that router gives the room away first."""
+        """Record that another router's request has ended, and that an adapter has left its slot
+        (None for no slot): that router gives the room away first."""
         until_s = now + TOLD_WAIT_S
         if adapter is not None:
             self.reservations.freed_elsewhere(address, adapter, until_s=until_s)
-        self.freed(until_s)
+        if self._tickets:
+            self.freed(until_s)
 
-    def promised_s(self, now: float) -> float | None:
-        """Return when a newcomer is asked for that stands in line, None where it need not."""
-        if not self._tickets:
-            return None
-        return self.schedule.promised_s(self._offers.next_s, now=now)
-
-    def behind_until_s(self, request: RequestInfo, *, now: float) -> float:
-        """Return until when a newcomer has to let other requests go first; `now` if it has not."""
-        return self._offers.behind_until_s(request, now)
+    def turn_s(self, request: RequestInfo, now: float) -> float | None:
+        """Return when a newcomer is asked for that lets others go first; None if it need not."""
+        offers, promised_s = self._offers, None
+        if self._tickets:
+            promised_s = self.schedule.promised_s(offers.next_s, now=now)
+        if promised_s is not None:
+            return promised_s
+        until_s = offers.behind_until_s(request, now)
+        return until_s if until_s > now else None
 
     def offer(self, choose: Choose, *, now: float, reach: Reach = NOWHERE) -> None:
         """Offer what room there is, in order; call it as `schedule` says, or whenever it is due.
@@ -215,23 +205,22 @@ class HoldQueue:
         """
         self.schedule.forget()
         if self.is_due(now):
-            num_held = len(self._tickets)
-            levels, back = self._plan.make(self._tickets, now, self._pace.service_s)
+            num_held, offers = len(self._tickets), self._offers
+            tickets, back = self._plan.make(self._tickets, now, self.pace.service_s)
             for ticket in back:
                 if ticket.is_refusable and ticket in self._tickets:  # else it went before another
                     self._refuse(ticket, End.LATE, now)
             is_freed = self.schedule.begin(now)
-            num_vain = self._offers.make(
-                self._plan.in_order(levels),
-                back,
-                choose,
-                self._found,
-                num_held=num_held,
-                now=now,
-                is_freed=is_freed,
-                reach=reach,
-            )
-            self.schedule.rest(num_held, num_vain, now=now)
+            for ticket in offers.make(
+                tickets, back, num_held=num_held, now=now, is_freed=is_freed, reach=reach
+            ):
+                result = choose(ticket, now)
+                if isinstance(result, Wait):
+                    offers.asked_in_vain(ticket, result, now)
+                else:
+                    offers.sent(ticket)
+                    self._settle(ticket, end_of(result), result, now)
+            self.schedule.rest(num_held, offers.num_vain, now=now)
             self._note()
         self._arrange()
 
@@ -243,7 +232,7 @@ class HoldQueue:
         if isinstance(result, Wait):
             ticket.reason = result.reason
         else:
-            self._found(ticket, result, now)
+            self._settle(ticket, end_of(result), result, now)
 
     def adapters(self, now: float, *, limit: int | None = None) -> list[str]:
         """Return the adapters that held requests need, each once, the next in order first. With a
@@ -253,29 +242,26 @@ class HoldQueue:
         for a load gives up at the end, and is not served late. The newest first would let older
         requests give up even where loads keep up with requests.
         """
-        return list(islice(self._plan.adapters(self._tickets, now), limit))
+        return self._plan.adapters(self._tickets, now)[:limit]
 
-    def _found(self, ticket: Ticket, result: Pick | Rejection, now: float) -> None:
-        self.num_ended[end_of(result)] += 1
-        self._settle(ticket, result, now)
-
-    def _settle(self, ticket: Ticket, result: Pick | Rejection, now: float) -> None:
+    def _settle(self, ticket: Ticket, end: End, result: Pick | Rejection, now: float) -> None:
         if isinstance(result, Pick):
             self.charge(ticket.request)
             self._plan.sent(ticket, now)
-        self._drop(ticket, now)
+        self._drop(ticket, end, now)
         ticket.result = result
         if isinstance(result, Pick):
-            self._pace.sent()
+            self.pace.sent()
         ticket.wake()
 
-    def _drop(self, ticket: Ticket, now: float) -> None:
+    def _drop(self, ticket: Ticket, end: End, now: float) -> None:
+        self.num_ended[end] += 1
         del self._tickets[ticket]
         self.occupancy.remove(ticket)
         self._plan.release(ticket)
         if not self._tickets:
             self._note()
-        self._pace.look(now, is_held=bool(self._tickets))
+        self.pace.look(now, is_held=bool(self._tickets))
 
     def _let_others_go(self, ticket: Ticket, now: float) -> None:
         """Have those asked for at once that a request held up which has gone, out of turn."""
@@ -289,24 +275,23 @@ class HoldQueue:
             for other in self.occupancy.below_zero():
                 if self._offers.may_meet(other, ticket):
                     self._refuse(other, End.SHED, now)
-        self._settle(ticket, self._refused(ticket, end, now), now)
+        self._settle(ticket, end, self._refused(ticket, end, now), now)
         self._let_others_go(ticket, now)
 
     def _refused(self, ticket: Ticket, end: End, now: float) -> Rejection:
-        """Count a refusal, and return the answer to it."""
-        self.num_ended[end] += 1
+        """Return the answer to a request that is refused."""
         return refusal(
             end,
             ticket,
             num_held=len(self._tickets),
-            service_s=self.service_s,
+            service_s=self.pace.service_s,
             retry_after_s=self.retry_after_s(),
             now=now,
         )
 
     def retry_after_s(self) -> int:
         """Return in how many seconds all that are held now will have gone, by the queue's pace."""
-        return max(1, min(MAX_RETRY_AFTER_S, ceil(len(self._tickets) * self.service_s)))
+        return max(1, min(MAX_RETRY_AFTER_S, ceil(len(self._tickets) * self.pace.service_s)))
 
     def _refusal(self, ticket: Ticket, now: float) -> End | None:
         """Return why a newcomer is not held, if it is not; it may take the place of held

@@ -18,13 +18,14 @@ few. Capacity is lost by no more than what that adapter could have had there unt
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from math import inf, log
 from typing import NamedTuple
 
 from extproc.fleet.columns import Columns
-from extproc.queue.tickets import QueueSettings, Ticket
+from extproc.queue.plan import Plan
+from extproc.queue.tickets import Ticket
 from extproc.tenancy import Claim, SlotUse
 from extproc.types import EndpointView, RequestInfo
 
@@ -34,8 +35,10 @@ COSTS_PER_TURN = 3
 """So a change of adapters takes a quarter of the time at most. On two small pods beyond their
 capacity (the laboratory, 24 requests a second, loads of 49 and 111 ms) 13.9 % miss half a second
 with turns of one cost, 10.5 % with two, 9.9 % with four, as without turns."""
-MAX_LEFT = 1024
+MAX_LEFT = 256
 """Slots that other routers' requests have left in the last `schedule.TOLD_WAIT_S`."""
+_NONE_KEPT: Mapping[str, float] = {}
+_Slot = tuple[str, str, float]  # of an endpoint, the adapter that leaves it, and until when
 RESERVED_RATIO = 0.5
 """Part of an endpoint's slots that may be reserved at a time, but for one."""
 
@@ -60,25 +63,17 @@ class Reservations:
     """The reservations in force, one for an adapter.
 
     Args:
-        served: Returns what a flow of a priority has got.
-
-    Attributes:
-        elsewhere: Slots that other routers keep.
+        plan: Knows what each flow has got, and the settings.
     """
 
-    def __init__(self, settings: QueueSettings, served: Callable[[int, str], float]) -> None:
-        self._settings = settings
-        self.elsewhere: Sequence[Reservation] = ()
-        self._served = served
-        self._all: dict[str, Reservation] = {}
-        # By other routers' requests: until when, by address and adapter; and the same in order.
-        self._left: dict[str, dict[str, float]] = {}
-        self._left_until = deque[tuple[float, str, str]]()
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._all: dict[str | None, Reservation] = {}
+        self._left = deque[_Slot](maxlen=MAX_LEFT)  # in order of their times
         self._fresh: set[str] = set()
 
-    def configure(self, settings: QueueSettings) -> None:
-        """Apply other settings, and let all go."""
-        self._settings = settings
+    def clear(self) -> None:
+        """Let all go."""
         self._all.clear()
 
     def __iter__(self) -> Iterator[Reservation]:
@@ -94,20 +89,13 @@ class Reservations:
 
     def drop(self, adapter: str | None) -> None:
         """Let go what is reserved for an adapter."""
-        self._all.pop(adapter or "", None)
+        self._all.pop(adapter, None)
 
     def freed_elsewhere(self, address: str, adapter: str, *, until_s: float) -> None:
         """Keep a slot for the router whose request for an adapter has ended there: else both would
         give it away, and one of the two requests would wait in the engine.
         """
-        self._left.setdefault(address, {})[adapter] = until_s
-        self._left_until.append((until_s, address, adapter))
-        if len(self._left_until) > MAX_LEFT:
-            self._forget_oldest()
-
-    def hear(self, elsewhere: Sequence[Reservation]) -> None:
-        """Take the slots that other routers keep."""
-        self.elsewhere = elsewhere
+        self._left.append((address, adapter, until_s))
 
     def is_free(self, adapter: str | None, uses: Callable[[str], Mapping[str, SlotUse]]) -> bool:
         """Return whether what was reserved for an adapter has become free.
@@ -115,7 +103,7 @@ class Reservations:
         Args:
             uses: Returns the adapters that run on an endpoint.
         """
-        each = None if adapter is None else self._all.get(adapter)
+        each = self._all.get(adapter)
         return each is not None and each.leaving not in uses(each.address)
 
     def add(
@@ -132,16 +120,15 @@ class Reservations:
             adapter: The request's, by the name that endpoints know.
             slots: Those endpoints, each with the adapters that run there.
         """
-        until_s = ticket.waits_since_s + self._settings.slot_hold_s
+        until_s = ticket.held_at_s + self._plan.settings.slot_hold_s
         if now >= until_s or adapter in self._fresh:
             return
         claim, known = ticket.request.claim, self._all.pop(adapter, None)
         # Requests that come after it leave it the slots reserved for them.
         first = [each for each in self if self._lead(each, claim) >= 0]
-        told = [e for e in self.elsewhere if now < e.until_s and self._stays(e, claim, known)]
-        if len(first) >= MAX_RESERVED or any(each.adapter == adapter for each in told):
+        if len(first) >= MAX_RESERVED:
             return
-        taken = Counter((each.address, each.leaving) for each in [*first, *told])
+        taken = Counter((each.address, each.leaving) for each in first)
         num_taken = Counter(address for address, _ in taken)
         found, best = None, -inf
         for view, uses in slots:
@@ -173,75 +160,50 @@ class Reservations:
         Args:
             request: With its adapter's name as endpoints know it.
         """
+        left = self._left
+        while left and now >= left[0][2]:
+            left.popleft()
         adapter, claim = request.adapter, request.claim
-        times = self._left_until
-        while times and now >= times[0][0]:
-            self._forget_oldest()
-        if adapter is None or not (self._left or self._all or self.elsewhere):
-            return {}
+        if adapter is None or not (left or self._all):
+            return _NONE_KEPT
         own = self._all.get(adapter)
-        kept, reserved = dict[str, float](), dict[str, dict[str, float]]()
-        for each in chain(self, self.elsewhere):
-            is_own = each.adapter == adapter or (own is not None and each[1:3] == own[1:3])
-            if is_own or now >= each.until_s or self._lead(each, claim) < 0:
-                continue
-            if each.leaving == adapter:
-                kept[each.address] = each.until_s
-            reserved.setdefault(each.address, {})[each.leaving] = each.until_s
-        slots, used = columns.num_slots, columns.num_used
-        for address, left in self._left.items():
+        own_slot = None if own is None else own[1:3]
+        kept, freed_s = dict[str, float](), dict[int, dict[str, float]]()
+        slots = list[_Slot]()
+        for each in self:
+            slot = each[1:3]
+            if slot != own_slot and now < each.until_s and self._lead(each, claim) >= 0:
+                slots.append((*slot, each.until_s))
+                if each.leaving == adapter:
+                    kept[each.address] = each.until_s
+        num_slots, num_used = columns.num_slots, columns.num_used
+        for address, leaving, until_s in chain(slots, left):
             row = columns.rows.get(address)
-            if address in reserved or (row is not None and 0 < slots[row] - used[row] <= len(left)):
-                reserved[address] = reserved.get(address, {}) | left
-                if own is not None and own.address == address:
-                    reserved[address].pop(own.leaving, None)
-        for address, freed in reserved.items():
-            row = columns.rows.get(address)
-            if row is None:
-                continue
+            if row is None or num_slots[row] <= num_used[row]:
+                continue  # nothing is free there
             uses = columns.pending(row)
-            freed_s = [until_s for name, until_s in freed.items() if name not in uses]
-            if adapter not in uses and 0 < slots[row] - used[row] <= len(freed_s):
-                kept[address] = min(freed_s)
+            if adapter not in uses and leaving not in uses and (address, leaving) != own_slot:
+                freed_s.setdefault(row, {}).setdefault(leaving, until_s)
+        for row, times_s in freed_s.items():
+            if num_slots[row] - num_used[row] <= len(times_s):
+                kept[columns.addresses[row]] = min(times_s.values())
         return kept
-
-    def _forget_oldest(self) -> None:
-        """Forget the slot that was left first."""
-        until_s, address, adapter = self._left_until.popleft()
-        left = self._left.get(address, {})
-        if left.get(adapter) == until_s:
-            del left[adapter]
-            if not left:
-                del self._left[address]
 
     def _lets_go(self, view: EndpointView, use: SlotUse, ticket: Ticket, now: float) -> bool:
         """Return whether an adapter lets its slot go for a request."""
         lead = self._lead(ticket.request.claim, use)
         if lead:
             return lead > 0
-        own_s = self._settings.slot_turn_s
+        own_s = self._plan.settings.slot_turn_s
         wanted_s = turn_s(view) if own_s is None else own_s or inf
         return wanted_s <= min(now - ticket.arrived_at_s, now - use.since_s)
 
-    def _stays(self, each: Reservation, claim: Claim, known: Reservation | None) -> bool:
-        """Return whether what another router keeps is not to be had for a request.
-
-        Of two that have the same right who has it already keeps it; of two who took it at once the
-        same one on both sides.
-        """
-        lead = self._lead(each, claim)
-        if lead or known is None:
-            return lead >= 0
-        return (*each[1:3], each.adapter) < (*known[1:3], known.adapter)
-
     def _lead(self, one: Claim | Reservation, other: Claim | SlotUse) -> float:
         """Return by how much one goes before another; 0 where they are equal."""
-        flow, other_flow = _flow(one), _flow(other)
-        if one.priority != other.priority:
+        if one.priority != other.priority or not self._plan.settings.fair:
             return one.priority - other.priority
-        if flow == other_flow or not self._settings.fair:
-            return 0
-        return self._served(one.priority, other_flow) - self._served(one.priority, flow)
+        served = self._plan.served
+        return served(other.priority, _flow(other)) - served(other.priority, _flow(one))
 
 
 def _flow(each: Claim | Reservation | SlotUse) -> str:

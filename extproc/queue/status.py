@@ -27,7 +27,7 @@ def describe_queue(queue: HoldQueue, *, now: float) -> dict[str, Any]:
         "num_bytes": queue.occupancy.num_bytes,
         "max_bytes": queue.settings.max_bytes,
         "oldest_s": round(queue.oldest_s(now), 3),
-        "per_s": round(1 / queue.service_s, 3) if queue.service_s else None,
+        "per_s": round(1 / queue.pace.service_s, 3) if queue.pace.service_s else None,
         "routes": [[route, priority, num] for (route, priority), num in held[:MAX_SHOWN]],
         "adapters": [plain(each, MAX_NAME_CHARS) for each in queue.adapters(now, limit=MAX_SHOWN)],
         "ended": {str(end): num for end, num in queue.num_ended.items()},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from enum import StrEnum
 from math import inf
 from typing import Any
@@ -29,7 +29,7 @@ class QueueSettings(Struct, frozen=True):
         fair: Flows have turns, by the service that each got.
         ageing_s: So much waiting counts as one step of priority.
         slot_hold_s: For which a slot is kept for a request that waits, and those of lower
-            priorities that came later let it go first; 0 for not at all.
+            priorities let it go first; 0 for not at all.
         slot_turn_s: For which an adapter keeps its slot while another one's request waits as long;
             None for what follows from its costs, 0 for as long as it has requests.
         max_requests: Held at a time.
@@ -51,10 +51,9 @@ class Ticket(Struct, eq=False):
     Attributes:
         request: With adapter and claim.
         wake: Called once there is a result; must not ask for it from within the call.
-        give_up_s: When it is refused, if it is still held by then.
+        give_up_s: When it is refused, if it is still held by then: its result is looked for.
         deadline_s: By when its first token is wanted; infinite for whenever.
         held_at_s: When its hold began.
-        waits_since_s: When it was first found that it waits for room, or a slot.
         rest_s: From its dispatch to its first token on an idle endpoint, by estimate.
         num_bytes: Of its body, kept as long as it is held.
         kind: The properties that it shares with requests that its policy answers alike; None for
@@ -75,7 +74,6 @@ class Ticket(Struct, eq=False):
     give_up_s: float
     deadline_s: float = inf
     held_at_s: float = 0.0
-    waits_since_s: float = inf
     rest_s: float = 0.0
     num_bytes: int = 0
     again_s: float = inf
@@ -103,11 +101,6 @@ class Ticket(Struct, eq=False):
         """Have `resume` raise what its policy raised."""
         self.error = error
 
-    @property
-    def until_s(self) -> float:
-        """When to look for its result at the latest."""
-        return self.give_up_s
-
 
 # Strict priorities among held requests, with ageing.
 
@@ -132,15 +125,6 @@ def level(ticket: Ticket, now: float, ageing_s: float = inf) -> int:
     return aged if priority >= 0 else min(aged, -1)
 
 
-def by_level(tickets: Iterable[Ticket], now: float, ageing_s: float = inf) -> list[list[Ticket]]:
-    """Return the tickets of each level, the highest first, in the order given."""
-    levels: defaultdict[int, list[Ticket]] = defaultdict(list)
-    for ticket in tickets:
-        is_young = now - ticket.arrived_at_s < ageing_s  # most are: half the time
-        levels[ticket.priority if is_young else level(ticket, now, ageing_s)].append(ticket)
-    return [levels[each] for each in sorted(levels, reverse=True)]
-
-
 # How much is held, and whether one more request is.
 
 
@@ -156,24 +140,21 @@ class Occupancy:
         self.num_by_claim: Counter[tuple[str, int]] = Counter()
         self.num_bytes = 0
         self._bytes_by_claim: Counter[tuple[str, int]] = Counter()
-        # By priority and flow, in order of their holds; and the bytes of each flow.
-        self._flows: dict[int, dict[str, dict[Ticket, None]]] = {}
+        # By priority and flow, in order of their holds; and the bytes of each.
+        self._flows: defaultdict[tuple[int, str], dict[Ticket, None]] = defaultdict(dict)
         self._bytes: Counter[tuple[int, str]] = Counter()
 
     def add(self, ticket: Ticket) -> None:
         """Count a request."""
-        flows = self._flows.setdefault(ticket.priority, {})
-        flows.setdefault(ticket.flow, {})[ticket] = None
+        self._flows[ticket.priority, ticket.flow][ticket] = None
         self._count(ticket, 1)
 
     def remove(self, ticket: Ticket) -> None:
         """Count a request no longer."""
-        flows = self._flows[ticket.priority]
-        del flows[ticket.flow][ticket]
-        if not flows[ticket.flow]:
-            del flows[ticket.flow]
-        if not flows:
-            del self._flows[ticket.priority]
+        held = self._flows[ticket.priority, ticket.flow]
+        del held[ticket]
+        if not held:
+            del self._flows[ticket.priority, ticket.flow]
         self._count(ticket, -1)
 
     def _count(self, ticket: Ticket, sign: int) -> None:
@@ -203,8 +184,7 @@ class Occupancy:
 
     def below_zero(self) -> list[Ticket]:
         """Return those of priorities below 0."""
-        flows = (flow for each, flows in self._flows.items() if each < 0 for flow in flows.values())
-        return [ticket for flow in flows for ticket in flow]
+        return [ticket for (each, _), held in self._flows.items() if each < 0 for ticket in held]
 
     def to_displace(
         self, ticket: Ticket, *, num: int, num_bytes: int, is_fair: bool
@@ -213,27 +193,24 @@ class Occupancy:
         lowest priority, always the newest of the flow that holds most. None where that would be the
         newcomer.
 
-        Takes 0.1 us for each flow of that priority.
+        Takes 0.1 us for each flow.
 
         Args:
             num: Requests too many, with the newcomer.
             num_bytes: Likewise.
             is_fair: Flows count; without, only requests of lower priorities make way.
         """
-        found = list[Ticket]()
-        for priority in sorted(each for each in self._flows if each <= ticket.priority):
-            flows, by_bytes = self._flows[priority], num_bytes > 0
-            newest = {name: reversed(flow) for name, flow in flows.items()}
-            held = {n: self._bytes[priority, n] if by_bytes else len(f) for n, f in flows.items()}
-            own = held.get(ticket.flow, 0) + (ticket.num_bytes if by_bytes else 1)
-            while True:
-                most = max(held, key=held.__getitem__)
-                if priority == ticket.priority and not (is_fair and held[most] > own):
+        found, by_bytes = list[Ticket](), num_bytes > 0
+        for priority in sorted({each for each, _ in self._flows if each <= ticket.priority}):
+            flows = {flow: held for (each, flow), held in self._flows.items() if each == priority}
+            newest = {flow: reversed(held) for flow, held in flows.items()}
+            sizes = {f: self._bytes[priority, f] if by_bytes else len(h) for f, h in flows.items()}
+            own = sizes.get(ticket.flow, 0) + (ticket.num_bytes if by_bytes else 1)
+            while sizes[most := max(sizes, key=sizes.__getitem__)]:
+                if priority == ticket.priority and not (is_fair and sizes[most] > own):
                     return None
-                if not held[most]:
-                    break
                 last = next(newest[most])
-                held[most] -= last.num_bytes if by_bytes else 1
+                sizes[most] -= last.num_bytes if by_bytes else 1
                 found.append(last)
                 num, num_bytes = num - 1, num_bytes - last.num_bytes
                 if num <= 0 and num_bytes <= 0:

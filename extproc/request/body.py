@@ -15,7 +15,7 @@ from msgspec import Raw
 from extproc import rejections
 from extproc.errors import RequestError
 from extproc.openai import check_model
-from extproc.paths import NO_PATH, RESPONSES_PATH, Route, RouteKind
+from extproc.paths import NO_PATH, ONE_PROMPT_PATHS, RESPONSES_PATH, Route, RouteKind
 from extproc.request.jsonmodel import JsonReader
 from extproc.request.jsonsmall import SMALL_BYTES, is_cut_off
 from extproc.request.multipart import FormReader
@@ -288,7 +288,10 @@ class BodyReader:
                 self._reader = FormReader(self._content_type, removes=self._removes)
             else:
                 self._reader = JsonReader(
-                    self._concerns, takes_adapter=self._takes_adapter, removes=self._removes
+                    self._concerns,
+                    has_one_prompt=self._route.path in ONE_PROMPT_PATHS,
+                    takes_adapter=self._takes_adapter,
+                    removes=self._removes,
                 )
         return self._reader
 

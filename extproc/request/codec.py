@@ -9,10 +9,11 @@ header that comes several times, in whatever spelling, has all its values, joine
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf.message import DecodeError
+from msgspec.structs import astuple
 
 from extproc.errors import ProtocolError
 from extproc.protocol import (
@@ -31,12 +32,10 @@ from extproc.request.messages import BodyMode
 from extproc.request.usual import (
     BODY,
     HEADERS,
-    Head,
     Layout,
-    Names,
     first_body_bytes,
+    layout_of,
     read_body,
-    read_headers,
 )
 
 NEEDED_HEADERS = REMOVED_HEADERS | {
@@ -48,27 +47,19 @@ NEEDED_HEADERS = REMOVED_HEADERS | {
 _RESPONSE_HEADERS = frozenset((":status", "content-type", "content-encoding"))
 MAX_CONTEXTS = 256
 MAX_CONTEXT_BYTES = 64
-"""Of contexts that are remembered, which a data plane says with each message in the same words."""
-MAX_LAYOUTS = 512
-"""Of messages with headers, by their lengths, that are remembered; 2 KB each."""
+"""Of what follows bodies, which a data plane says with each in the same words."""
+MAX_LENGTHS, MAX_LAYOUTS = 128, 4
+"""Lengths of messages with headers that are remembered, with the last layouts of each; 2 KB a
+layout."""
 MAX_LAYOUT_BYTES = 16 * 1024
 """Longest message whose layout is remembered."""
+LEARN_EVERY = 8
+"""One in so many of the messages with headers that have no known layout gives theirs: to find one
+takes eight times as long as to read the message by protobuf."""
 MAX_BESIDE_BODY_BYTES = 1024 * 1024
 """Of a message, without a body that it begins with: headers and metadata. A byte of these takes up
 to 40 of memory. Envoy's own limit of headers is 60 KiB, if nothing else is configured."""
-MAX_MISSES = 8
-"""Messages of the same length that may differ before one of them is remembered instead."""
 _MODES = {mode.value: mode for mode in BodyMode}
-
-
-class _Context(NamedTuple):
-    """The contents of a message beside its phase."""
-
-    mode: BodyMode | None
-    sends_early: bool
-    response_mode: BodyMode | None
-    model: str | None
-    subset: frozenset[str] | None
 
 
 class Codec(Encoder):
@@ -95,9 +86,9 @@ class Codec(Encoder):
         self._model_namespace = model_namespace
         self._honours_subset = honours_subset
         self._headers = NEEDED_HEADERS | {session_header}
-        self._names = Names(self._headers)
-        self._contexts: dict[bytes, _Context] = {}
-        self._layouts: dict[int, tuple[Layout, bool, _Context]] = {}
+        self._contexts: dict[bytes, tuple[frozenset[str] | None]] = {}
+        self._num_unknown = 0  # messages without a known layout
+        self._layouts: dict[int, list[tuple[Layout, tuple[Any, ...]]]] = {}
         self._model_key = model_key
         self._readers: dict[str | None, Callable[[pb.ProcessingRequest], m.Event]] = {
             "request_headers": self._request_headers,
@@ -115,53 +106,27 @@ class Codec(Encoder):
         Raises:
             ProtocolError: Not a ProcessingRequest, or one without a phase.
         """
-        usual = self.decode_usual(message)
-        return self.decode_any(message) if usual is None else usual
-
-    def decode_usual(self, message: bytes) -> m.RequestHeaders | m.RequestBody | None:
-        """Decode the headers or the body of a request without protobuf; None if not sure."""
         tag = message[0] if message else 0
         if tag == HEADERS:
-            known = self._layouts.get(len(message))
-            if known is not None:
-                layout, ends, context = known
+            for layout, others in self._layouts.get(len(message), ()):
                 headers = layout.read(message)
                 if headers is not None:
-                    return m.RequestHeaders(headers, ends, *context)
-            return self._read_headers(message)
+                    return m.RequestHeaders(headers, *others)
+            self._num_unknown += 1
+            is_kept = self._num_unknown % LEARN_EVERY == 0 and len(message) <= MAX_LAYOUT_BYTES
+            return self.decode_any(message, is_kept=is_kept)
         if tag == BODY:
             body = read_body(message)
             if body is not None:
-                said = self._contexts.get(body[2]) or self._new_context(body[2])
+                data, ends, rest = body
+                said = self._contexts.get(rest) or self._new_context(rest)
                 if said is not None:
-                    return m.RequestBody(body[0], body[1], said.subset)
-        return None
+                    return m.RequestBody(data, ends, *said)
+        return self.decode_any(message)
 
-    def _read_headers(self, message: bytes) -> m.RequestHeaders | None:
-        """Read a message of a layout that is not known, and remember it."""
-        if len(message) > MAX_BESIDE_BODY_BYTES:
-            return None
-        head = read_headers(message, self._names)
-        if head is None:
-            return None
-        context = self._contexts.get(head.rest) or self._new_context(head.rest)
-        if context is None:
-            return None
-        if head.rest in self._contexts:
-            self._remember(message, head, context)
-        return m.RequestHeaders(head.headers, head.ends, *context)
-
-    def _remember(self, message: bytes, head: Head, context: _Context) -> None:
-        known = self._layouts.get(len(message))
-        is_new = known is None or known[0].num_misses >= MAX_MISSES
-        if not is_new or len(message) > MAX_LAYOUT_BYTES:
-            return
-        if len(self._layouts) >= MAX_LAYOUTS:
-            self._layouts.clear()
-        self._layouts[len(message)] = Layout(message, head), head.ends, context
-
-    def decode_any(self, message: bytes) -> m.Event:
-        """Decode a message of any form by protobuf, as `decode`."""
+    def decode_any(self, message: bytes, *, is_kept: bool = False) -> m.Event:
+        """Decode a message of any form by protobuf, as `decode`; with headers, its layout may be
+        kept for others."""
         if len(message) - first_body_bytes(message) > MAX_BESIDE_BODY_BYTES:
             raise ProtocolError(f"more than {MAX_BESIDE_BODY_BYTES} bytes beside a body")
         try:
@@ -171,10 +136,22 @@ class Codec(Encoder):
         read = self._readers.get(request.WhichOneof("request"))
         if read is None:
             raise ProtocolError("a ProcessingRequest without a phase")
-        return read(request)
+        event = read(request)
+        if is_kept and type(event) is m.RequestHeaders:
+            layout = layout_of(message, request.request_headers, event.headers)
+            if layout is not None:
+                self._remember(len(message), layout, event)
+        return event
 
-    def _new_context(self, rest: bytes) -> _Context | None:
-        """Read all of a message but its phase; None if that is malformed, too long, or has another
+    def _remember(self, num_bytes: int, layout: Layout, event: m.RequestHeaders) -> None:
+        if len(self._layouts) >= MAX_LENGTHS and num_bytes not in self._layouts:
+            self._layouts.clear()
+        known = self._layouts.setdefault(num_bytes, [])
+        known.insert(0, (layout, astuple(event)[1:]))
+        del known[MAX_LAYOUTS:]
+
+    def _new_context(self, rest: bytes) -> tuple[frozenset[str] | None] | None:
+        """Read all of a message but its body; None if that is malformed, too long, or has another
         phase.
         """
         if len(rest) > MAX_BESIDE_BODY_BYTES:
@@ -185,31 +162,32 @@ class Codec(Encoder):
             return None
         if request.WhichOneof("request") is not None:
             return None
-        context = self._context(request)
+        context = (self._subset(request),)
         if len(rest) <= MAX_CONTEXT_BYTES and len(self._contexts) < MAX_CONTEXTS:
             self._contexts[rest] = context
         return context
-
-    def _context(self, request: pb.ProcessingRequest) -> _Context:
-        mode, early = None, False
-        if request.HasField("protocol_config"):
-            config = request.protocol_config
-            mode = _MODES.get(config.request_body_mode)
-            early = config.send_body_without_waiting_for_header_response
-        model = subset = None
-        if request.HasField("metadata_context"):
-            model = self._model(request.metadata_context.filter_metadata)
-            subset = self._subset(request)
-        return _Context(mode, early, _response_body_mode(request), model, subset)
 
     def _request_body(self, request: pb.ProcessingRequest) -> m.RequestBody:
         body = request.request_body
         return m.RequestBody(body.body, body.end_of_stream, self._subset(request))
 
     def _request_headers(self, request: pb.ProcessingRequest) -> m.RequestHeaders:
-        http = request.request_headers
-        headers = _headers(http.headers.headers, self._headers)
-        return m.RequestHeaders(headers, http.end_of_stream, *self._context(request))
+        http, mode, early, model = request.request_headers, None, False, None
+        if request.HasField("protocol_config"):
+            config = request.protocol_config
+            mode = _MODES.get(config.request_body_mode)
+            early = config.send_body_without_waiting_for_header_response
+        if request.HasField("metadata_context"):
+            model = self._model(request.metadata_context.filter_metadata)
+        return m.RequestHeaders(
+            _headers(http.headers.headers, self._headers),
+            http.end_of_stream,
+            mode,
+            early,
+            _response_body_mode(request),
+            model,
+            self._subset(request),
+        )
 
     def _subset(self, request: pb.ProcessingRequest) -> frozenset[str] | None:
         if not self._honours_subset or not request.HasField("metadata_context"):

@@ -7,8 +7,9 @@ default.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from envoy.config.core.v3 import base_pb2
@@ -26,6 +27,7 @@ from extproc.protocol import (
     SCORES_KEY,
 )
 from extproc.request import messages as m
+from extproc.request.usual import varint
 from extproc.types import Pick
 
 ORCA_REQUEST_HEADER = "endpoint-load-metrics-format"
@@ -41,8 +43,8 @@ _TemplateKey = tuple[type, tuple[str, ...], tuple[int, ...], tuple[str, ...]]
 """Kind of response, destination, lengths of the pick's id, mark (0 for none) and alternates, and
 the headers to remove."""
 
-_Template = tuple[bytes, tuple[int, ...]]
-"""A format string, and for each of its places the id (0), the mark (1) or an alternate (2, 3)."""
+_Template = tuple[str, Callable[[Any], Any]]
+"""A format string of a message in Latin-1, and what takes the values for its places."""
 
 _BLANKS = "\x7f|~}"
 """Placeholders of the id, the mark and the alternates while a template is encoded. They occur in no
@@ -118,16 +120,16 @@ class Encoder:
         Responses for one destination differ in the pick's id, mark and alternates, and rarely in
         the headers to remove. So the rest is encoded once: a new message takes 7 us, this 1 us.
         """
-        lengths = (len(pick.id), len(mark), *[len(each) for each in pick.alternates])
+        lengths = len(pick.id), len(mark), *map(len, pick.alternates)
         key = (kind, pick.endpoints, lengths, pick.request.hints._header_names)
         template = self._templates.get(key)
         if template is None:
             if len(self._templates) >= MAX_TEMPLATES:
                 self._templates.clear()
             template = self._templates[key] = self._make_template(*key)
-        text, order = template
-        values = (pick.id, mark, *pick.alternates)
-        return text % tuple([values[place].encode() for place in order])
+        text, values_of = template
+        filled: str = text % values_of((pick.id, mark, *pick.alternates))
+        return filled.encode("latin-1")
 
     def _make_template(
         self,
@@ -155,8 +157,8 @@ class Encoder:
         places = [place for place, length in enumerate(lengths) if length]
         found = {place: text.rindex(blanks[place].encode()) for place in places}
         for place in places:
-            text = b"%b".join(text.rsplit(blanks[place].encode(), 1))
-        return text, tuple(sorted(places, key=found.__getitem__))
+            text = b"%s".join(text.rsplit(blanks[place].encode(), 1))
+        return text.decode("latin-1"), itemgetter(*sorted(places, key=found.__getitem__))
 
 
 def _set_destination(
@@ -217,11 +219,10 @@ def _reply(command: m.Reply) -> bytes:
     response = pb.ProcessingResponse()
     immediate = response.immediate_response
     immediate.status.code = command.status
-    immediate.body = command.body
     immediate.details = command.details
     for key, value in {"content-type": "application/json", **command.headers}.items():
         _set_header(immediate.headers, key, value.encode("latin-1"))
-    return _encoded(response)
+    return _around(command.body, (immediate.SerializeToString(), b""), _REPLY_FIELDS)
 
 
 def _extend_timeout(command: m.ExtendTimeout) -> bytes:
@@ -268,19 +269,20 @@ def _with_body(response: pb.ProcessingResponse, body: bytes) -> bytes:
     """
     common = response.request_body.response.SerializeToString()
     response.ClearField("request_body")
+    return _around(body, (b"", common, b"", _encoded(response)), _BODY_FIELDS)
+
+
+def _around(body: bytes, fields: Sequence[bytes], numbers: Sequence[int]) -> bytes:
+    """Encode messages in one another, and a body in the innermost.
+
+    Args:
+        fields: What else each message has, from the inside.
+        numbers: Of the field that the body is in, and of each message in the next.
+    """
     head = b""
-    for fields, number in zip((b"", common, b"", _encoded(response)), _BODY_FIELDS, strict=True):
-        head = fields + _varint(number << 3 | 2) + _varint(len(head) + len(body)) + head
+    for others, number in zip(fields, numbers, strict=True):
+        head = others + varint(number << 3 | 2) + varint(len(head) + len(body)) + head
     return head + body
-
-
-def _varint(value: int) -> bytes:
-    """Encode a number as protobuf does."""
-    groups = []
-    while value > 0x7F:
-        groups.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*groups, value])
 
 
 def _encoded(response: pb.ProcessingResponse) -> bytes:
@@ -288,16 +290,20 @@ def _encoded(response: pb.ProcessingResponse) -> bytes:
     return encoded
 
 
-_BODY_FIELDS = [
-    message.DESCRIPTOR.fields_by_name[name].number
-    for message, name in (
-        (pb.BodyMutation, "body"),
-        (pb.CommonResponse, "body_mutation"),
-        (pb.BodyResponse, "response"),
-        (pb.ProcessingResponse, "request_body"),
-    )
-]
+def _numbers(*fields: tuple[Any, str]) -> list[int]:
+    return [message.DESCRIPTOR.fields_by_name[name].number for message, name in fields]
+
+
+_BODY_FIELDS = _numbers(
+    (pb.BodyMutation, "body"),
+    (pb.CommonResponse, "body_mutation"),
+    (pb.BodyResponse, "response"),
+    (pb.ProcessingResponse, "request_body"),
+)
 """The fields that a body is in, from the inside."""
+_REPLY_FIELDS = _numbers(
+    (pb.ImmediateResponse, "body"), (pb.ProcessingResponse, "immediate_response")
+)
 _PLAIN_HEADERS = _plain("request_headers")
 _PLAIN_BODY = _plain("request_body")
 _PLAIN_RESPONSE_HEADERS = _plain("response_headers")

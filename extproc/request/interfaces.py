@@ -130,16 +130,6 @@ class StreamParts:
     decided: Decided | None = None
     lost_rewrites: LostRewrites = data_field(default_factory=LostRewrites)
 
-    def ask(
-        self, request: RequestInfo, *, now: float, wake: Callable[[], None], num_bytes: int
-    ) -> Pick | Rejection | Ticket:
-        """Have the router choose, and tell the observer how long that took."""
-        self.observer.asked(now)
-        began_s = self.clock()
-        result = self.router.route(request, now=now, wake=wake, num_bytes=num_bytes)
-        self.observer.decided(result, self.clock() - began_s, now=now)
-        return result
-
 
 class StreamSettings(Struct, frozen=True):
     """Settings of a stream.

@@ -90,6 +90,7 @@ class JsonReader(IncrementalReader):
         needs_places: Returns whether `places` and `rewritten` are wanted of a small body with this
             model, "" for none; one with several keys `model` is then read in slices. None: never.
         enters: Keys of objects whose members count as top-level ones.
+        has_one_prompt: As the path takes no more, no list counts as one of prompts.
         takes_adapter: A `lora_path` beside `model` names an adapter of it, as SGLang has it.
         removes: Keys of top-level members to be cut out.
 
@@ -132,12 +133,14 @@ class JsonReader(IncrementalReader):
         needs_places: Callable[[str], bool] | None = None,
         *,
         enters: frozenset[bytes] = frozenset(),
+        has_one_prompt: bool = False,
         takes_adapter: bool = False,
         removes: frozenset[str] = frozenset(),
     ) -> None:
         self._read = JsonReader._start
         self._needs_places = needs_places
         self._enters = enters
+        self._has_one_prompt = has_one_prompt
         self._takes_adapter = takes_adapter
         self._removes = removes
         self.places: list[Place] = []
@@ -191,7 +194,7 @@ class JsonReader(IncrementalReader):
 
     def _read_small(self, data: bytes) -> bool:
         """Read a whole body at once; False where it is to be read in slices."""
-        members = read_members(data)
+        members = read_members(data, self._has_one_prompt)
         if members is None:
             return False
         found = astuple(members)
@@ -294,7 +297,7 @@ class JsonReader(IncrementalReader):
                 raise RequestError(rejections.MANY_ADAPTERS)
         elif key in _NUMBERS and not self._is_inside:
             return self._number(part, pos)
-        elif key in _LISTS and not self._is_inside:
+        elif key in _LISTS and not (self._has_one_prompt or self._is_inside):
             return self._prompts(part, pos)
         elif key in self._enters and part[pos] == ord("{") and not self._is_inside:
             self._is_inside, self._read = True, JsonReader._first_key

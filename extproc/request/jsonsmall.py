@@ -1,5 +1,7 @@
 """Small whole JSON bodies, read in one pass by msgspec, which checks all of each.
 
+A body of 308 B takes 31 thousand instructions so, and 359 slice by slice.
+
 Bodies that msgspec refuses but Python may accept are left to `jsonmodel`, which reads slice by
 slice.
 """
@@ -23,6 +25,7 @@ SMALL_BYTES = 256 * 1024
 
 _POSITION = re.compile(r" ?\(byte (\d+)\)$")
 _VALUE = re.compile(rb'[ \t\n\r]*:[ \t\n\r]*("(?:[^"\\]|\\.)*")')
+_BRACE = ord("}")
 _NOTHING = msgspec.Raw()
 
 
@@ -73,7 +76,6 @@ STEERING = slice(15, 25)
 _LISTS = slice(25, None)
 """Of the fields of `AllMembers`."""
 NO_STEERING = (_NOTHING,) * len(FIELDS)
-_NO_LISTS = (_NOTHING,) * len(AllMembers.__struct_fields__[_LISTS])
 LISTS = ("messages", "prompt", "input", *AllMembers.__struct_fields__[_LISTS])
 """Fields that may have a list of prompts: of completions, embeddings, a batch of chats, scores."""
 NUMBERS = Members.__struct_fields__[2:7]
@@ -96,19 +98,19 @@ def is_cut_off(data: bytes) -> bool:
     return False
 
 
-def read_members(data: bytes | memoryview, *, is_chat: bool = False) -> Members | None:
+def read_members(data: bytes | memoryview, has_one_prompt: bool = False) -> Members | None:
     """Return what a body has, or None where Python may read it otherwise.
 
     Args:
-        is_chat: Its path takes one prompt: `Members` are enough.
+        has_one_prompt: Its path takes no more, so that `Members` are enough.
 
     Raises:
         RequestError: 400, Python would refuse it as well.
     """
-    if not bytes(data[-2:]).endswith((b"}", b"}\n")):
+    if not data or (data[-1] != _BRACE and data[-2:] != b"}\n"):
         return None
     try:
-        return _decode_chat(data) if is_chat else _decode(data)
+        return _decode_chat(data) if has_one_prompt else _decode(data)
     except msgspec.ValidationError:  # another type: the last one may be a string
         return None
     except msgspec.DecodeError as error:
@@ -120,14 +122,17 @@ def read_members(data: bytes | memoryview, *, is_chat: bool = False) -> Members 
 
 def num_sequences(members: Members) -> int:
     """Return how many sequences the engine runs for a body: answers to each prompt, times prompts.
+    `Members` have one prompt.
 
     At least 1 and at most `MAX_SEQUENCES`, also for a body that the engine will refuse.
     """
-    lists = [members.messages, members.prompt, members.input]
-    further = astuple(members)[_LISTS]
-    if further != _NO_LISTS:
-        lists += further
-    num_prompts = max([_num_prompts(each) for each in lists if each is not _NOTHING], default=1)
+    num_prompts = 1
+    if type(members) is AllMembers:
+        for each in (members.messages, members.prompt, members.input, *astuple(members)[_LISTS]):
+            if each is not _NOTHING and _MANY.match(each) is not None:
+                num_prompts = max(num_prompts, len(_decode_list(each)))
+    if num_prompts == 1 and members.n is members.best_of is None:
+        return 1
     return sequences(num_prompts, members.n, members.best_of)
 
 
@@ -139,10 +144,6 @@ def sequences(num_prompts: int, n: int | None, best_of: int | None) -> int:
 def max_tokens(members: Members) -> int | None:
     """Return the most tokens of an answer by a body, None where it says nothing."""
     return members.max_completion_tokens or members.max_tokens or members.max_output_tokens
-
-
-def _num_prompts(value: msgspec.Raw) -> int:
-    return 1 if _MANY.match(value) is None else len(_decode_list(value))
 
 
 def find_model(data: bytes, model: str | None) -> tuple[int, Sequence[Place]] | None:

@@ -8,8 +8,8 @@ from typing import Any
 SLICE_BYTES = 32 * 1024
 """Bytes read at once: 2 ms of the densest text (nested brackets), 0.01 of prompts."""
 
-WORK_PER_PASS = 32 * 1024
-"""Units of work after which other requests have their turn: 1 to 3 ms. A unit is a quote or a
+WORK_PER_PASS = 16 * 1024
+"""Units of work after which other requests have their turn: 0.5 to 1.5 ms. A unit is a quote or a
 bracket to look at (30 to 60 ns); other costs are counted in such units.
 """
 

@@ -16,7 +16,10 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
+
+from msgspec import Struct
 
 from extproc import rejections
 from extproc.errors import ProtocolError, RequestError
@@ -27,13 +30,12 @@ from extproc.request import messages as m
 from extproc.request import responses
 from extproc.request.body import pieces
 from extproc.request.controlheaders import read_hints
-from extproc.request.incoming import Incoming, kept_headers, match_route
+from extproc.request.incoming import Incoming, begin, kept_headers, match_route
 from extproc.request.interfaces import StreamParts, StreamSettings
 from extproc.request.lostrewrites import gateway_of
-from extproc.request.messages import IN_CHUNKS, BodyMode
+from extproc.request.messages import FULL_DUPLEX, IN_CHUNKS, NO_BODY, BodyMode
 from extproc.request.passing import Passing, body_mode, may_restore
 from extproc.request.responses import ListRequest
-from extproc.request.straight import Head
 from extproc.request.transitions import HOLDING, TABLE, UNANSWERED, EventResult, State
 from extproc.types import Outcome, Pick, Rejection, RequestInfo
 
@@ -45,7 +47,9 @@ _ANSWERED = frozenset(
     (RouteKind.HEALTH, RouteKind.VERSION, RouteKind.LIST_MODELS, RouteKind.GET_MODEL)
 )
 """Headers that no endpoint gets."""
-_END = m.End()
+_DONE, _OVER = State.DONE, EventResult.OVER
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+_NOT_YET: Any = None  # set before a state that needs it
 
 
 def _nobody() -> None:
@@ -56,68 +60,44 @@ _Step = tuple[EventResult | None, list[m.Command]]
 """The turn that an event causes, if any, and its answer."""
 
 
-class Stream:
-    """The state machine of one request. Not reusable."""
+class Stream(Struct, eq=False):
+    """The state machine of one request. Not reusable.
 
-    __slots__ = (
-        *("_envoy", "_headers", "_incoming", "_is_echoing", "_is_held", "_list", "_parts"),
-        "_request",
-        *("_passing", "_response_body_mode", "_settings", "_tells_modes", "_ticket", "_wake"),
-        *("pick", "state"),
-    )
+    Attributes:
+        _wake: Has `Wakeup` sent to it soon, but not from within the call.
+        _envoy: The host of the Envoy that has the request.
+        _headers: Of the request, once they have come, as is what they make.
+    """
 
-    _headers: Mapping[str, str]
-    _incoming: Incoming
-    _is_echoing: bool
-    _list: ListRequest
-    _request: RequestInfo
-
-    def __init__(
-        self,
-        parts: StreamParts,
-        settings: StreamSettings,
-        wake: Callable[[], None],
-        envoy: str = "",
-    ) -> None:
-        """Begin a stream; `wake` has `Wakeup` sent to it soon, but not from within the call.
-
-        `envoy` is the host of the Envoy that has the request.
-        """
-        self._parts, self._envoy = parts, envoy
-        self._wake = wake
-        self._ticket: Ticket | None = None
-        self._settings = settings
-        self._response_body_mode = BodyMode.NONE
-        self._passing: Passing | None = None
-        self._tells_modes = True
-        self._is_held = False
-        self.state = State.HEADERS
-        self.pick: Pick | None = None
+    _parts: StreamParts
+    _settings: StreamSettings
+    _wake: Callable[[], None]
+    _envoy: str = ""
+    state: State = State.HEADERS
+    pick: Pick | None = None
+    _response_body_mode: BodyMode = NO_BODY
+    _tells_modes: bool = True
+    _is_held: bool = False
+    _is_echoing: bool = False
+    _ticket: Ticket | None = None
+    _passing: Passing | None = None
+    _list: ListRequest | None = None
+    _headers: Mapping[str, str] = _NO_HEADERS
+    _incoming: Incoming = _NOT_YET
+    _request: RequestInfo = _NOT_YET
 
     def handle(self, event: m.Event, *, now: float) -> list[m.Command]:
         """Handle one event; return the commands to carry out, in order.
 
         Raises ProtocolError for an event not allowed here: end the RPC with a non-OK status.
         """
-        kind = type(event)
-        step = _STEPS[self.state].get(kind)
+        step = _STEPS[self.state].get(type(event))
         if step is None:
-            raise ProtocolError(f"{kind.__name__} in state {self.state.value}")
+            raise ProtocolError(f"{type(event).__name__} in state {self.state.value}")
         state, handler = step
         if handler is None:
             self.state = state
             return []
-        return self._run(state, handler, event, now)
-
-    def take_over(
-        self, head: Head, body: m.RequestBody, result: Rejection | Ticket, *, now: float
-    ) -> list[m.Command]:
-        """Go on with a usual request that was read without a stream, and is held or rejected."""
-        self.handle(head.event, now=head.arrived_at_s)  # that has been answered
-        self._incoming.note(body)
-        return self._run(State.BODY, Stream._follow, result, now)
-
-    def _run(self, state: State, handler: _Handler, event: Any, now: float) -> list[m.Command]:
         try:
             turn, commands = handler(self, event, now)
         except RequestError as error:
@@ -133,11 +113,6 @@ class Stream:
         return self.state not in UNANSWERED
 
     @property
-    def is_done(self) -> bool:
-        """Whether nothing that comes makes a difference any more."""
-        return self.state is State.DONE
-
-    @property
     def awaits_message(self) -> bool:
         """Whether nothing happens before the next message of the data plane."""
         return self.state in (State.HEADERS, State.BODY)
@@ -151,10 +126,9 @@ class Stream:
         """
         return not self._tells_modes
 
-    @property
     def held_bytes(self) -> int:
-        """Bytes kept of the request's body."""
-        return self._incoming.reader.held_bytes if self.state in HOLDING else 0
+        """Return how many bytes are kept of the request's body."""
+        return self._incoming.held_bytes() if self.state in HOLDING else 0
 
     @property
     def is_whole(self) -> bool:
@@ -162,13 +136,9 @@ class Stream:
         is_reading = self.state is State.READING
         return self.state is State.WAITING or (is_reading and self._incoming.is_over)
 
-    def abandon(self, *, now: float, pick: Pick | None = None) -> None:
-        """Finish a request whose answer could not be sent: it will not reach its endpoint.
-
-        `pick` is the one that was made without this stream, if there is any.
-        """
-        self.pick = pick or self.pick
-        if hasattr(self, "_list"):
+    def abandon(self, *, now: float) -> None:
+        """Finish a request whose answer could not be sent: it will not reach its endpoint."""
+        if self._list is not None:
             self._list.leave()
         self._let_go(now)
         self.state = State.DONE
@@ -181,8 +151,7 @@ class Stream:
         whose pauses grow with the garbage of other streams.
         """
         self._wake = _nobody
-        if hasattr(self, "_list"):
-            del self._list
+        self._list = None
 
     def _give_up_pick(self, now: float) -> None:
         pick, self.pick = self.pick, None
@@ -196,7 +165,7 @@ class Stream:
     def _let_go(self, now: float) -> None:
         """Free what is held: a peer that reads slowly can keep this object alive."""
         if self.state in HOLDING:
-            self._incoming.reader.clear()
+            self._incoming.clear()
         self._leave(now)
 
     def _leave(self, now: float) -> None:
@@ -208,32 +177,34 @@ class Stream:
 
     def _on_request_headers(self, event: m.RequestHeaders, now: float) -> _Step:
         self._headers = event.headers
-        self._response_body_mode = body_mode(event.response_body_mode, self._settings)
+        mode = event.response_body_mode
+        self._response_body_mode = body_mode(None, self._settings) if mode is None else mode
         decided = self._parts.decided
         if decided is not None and decided.knows(event.headers, event.subset):
             return self._on_decided(event)
         route = match_route(event, self._settings.routes)
-        if isinstance(route, Rejection):
+        if type(route) is Rejection:
             return self._reject(route, now)
         self._tells_modes = event.body_mode is not None
         if route.kind in _ANSWERED:
             return self._answer(route, event, now)
         rewrites = self._parts.rewrites
         concerns = rewrites.concerns if rewrites.is_active else None
-        incoming = Incoming(event, route, self._settings, now, concerns=concerns, envoy=self._envoy)
+        incoming = begin(event, route, self._settings, now, concerns, self._envoy)
         self._incoming = incoming
-        model = incoming.model_of_headers(event.model)
-        if model is not None:
-            return self._decide(model, now)
-        answer = incoming.await_body(self._settings, comes_early=event.sends_body_early)
-        if event.headers.get("expect", "").lower() == "100-continue":
+        if not incoming.has_body:
+            model = incoming.model_of_headers(event.model)
+            if model is not None:
+                return self._decide(model, now)
+        answer = incoming.await_body(self._settings, event.sends_body_early)
+        if "expect" in event.headers and event.headers["expect"].lower() == "100-continue":
             answer.append(m.WakeAt(now + self._settings.max_continue_wait_s))
         return None, answer
 
     def _on_decided(self, event: m.RequestHeaders) -> _Step:
         """Let the headers of a request go on that another call about it has decided."""
         mode = event.body_mode or self._settings.assumed_body_mode
-        self._is_echoing = mode is BodyMode.FULL_DUPLEX_STREAMED
+        self._is_echoing = mode is FULL_DUPLEX
         has_more = mode in IN_CHUNKS and not event.end_of_stream
         return self._go_on(m.ContinueHeaders(), has_more=has_more, turn=EventResult.KNOWN)
 
@@ -253,9 +224,9 @@ class Stream:
         self, *commands: m.Command, has_more: bool, turn: EventResult | None = None
     ) -> _Step:
         """Answer a part of a decided request; the RPC ends once it has nothing more to carry."""
-        if has_more or self._response_body_mode is BodyMode.FULL_DUPLEX_STREAMED:
+        if has_more or self._response_body_mode is FULL_DUPLEX:
             return turn, [*commands]
-        return EventResult.OVER, [*commands, _END]
+        return EventResult.OVER, [*commands, m.END]
 
     def _answer(self, route: Route, event: m.RequestHeaders, now: float) -> _Step:
         if route.kind in (RouteKind.LIST_MODELS, RouteKind.GET_MODEL):
@@ -284,19 +255,22 @@ class Stream:
 
     def _on_turn(self, _event: m.Event, now: float) -> _Step:
         """Answer a request for a list when its turn has come."""
-        answer = self._list.answer(now=now)
+        asked = self._list
+        assert asked is not None
+        answer = asked.answer(now=now)
         if isinstance(answer, m.WakeAt):
             return None, [answer]
         if isinstance(answer, Rejection):
-            self._list.leave()
+            asked.leave()
             return self._reject(answer, now)
-        return EventResult.LISTED, [answer, m.End()]
+        return EventResult.LISTED, [answer, m.END]
 
     def _on_part_in_line(self, _event: m.Event, _now: float) -> _Step:
         """Ignore what follows the headers: a list is asked for by these alone."""
         return None, []
 
     def _on_list_left(self, event: m.Event, now: float) -> _Step:
+        assert self._list is not None
         self._list.leave()
         return (
             self._on_local_reply(event, now) if isinstance(event, m.ResponseHeaders) else (None, [])
@@ -309,6 +283,9 @@ class Stream:
         return None, []
 
     def _on_body(self, event: m.RequestBody, now: float) -> _Step:
+        model = self._incoming.model_at_once(event)
+        if model is not None:
+            return self._decide(model, now)
         self._incoming.add(event)
         return self._read_on(event, now)
 
@@ -340,67 +317,70 @@ class Stream:
 
     def _decide(self, model: str, now: float) -> _Step:
         incoming, parts = self._incoming, self._parts
-        model = incoming.rewrite(model, parts.rewrites)
-        self._request = incoming.info(model, with_hashes=parts.router.uses_cached_bytes)
-        return self._ask(now)
+        if incoming.concerns is not None:
+            model = incoming.rewrite(model, parts.rewrites)
+        router, observer, clock = parts.router, parts.observer, parts.clock
+        request = self._request = incoming.info(model, router.uses_cached_bytes)
+        observer.asked(now)
+        began_s = clock()
+        num_bytes = incoming.held_bytes()
+        result = router.route(request, now=now, wake=self._wake, num_bytes=num_bytes)
+        observer.decided(result, clock() - began_s, now=now)
+        return self._follow(result, now)
 
-    def _ask(self, now: float) -> _Step:
-        return self._follow(self._result(now), now)
+    def _ask_again(self, now: float) -> _Step:
+        """Ask for the result of a held request."""
+        parts, ticket = self._parts, self._ticket
+        assert ticket is not None
+        result = parts.router.resume(ticket, now=now)
+        if type(result) is not Ticket:
+            self._ticket = None
+            parts.observer.decided(result, None, now=now)
+        return self._follow(result, now)
 
     def _follow(self, result: Pick | Rejection | Ticket, now: float) -> _Step:
-        if isinstance(result, Pick):
+        parts = self._parts
+        if type(result) is Pick:
             self.pick = result
-            parts = self._parts
             mark = "" if parts.decided is None else parts.decided.of(result)
             return self._routed_on(self._incoming.release(result, parts.rewrites.spelling, mark))
-        if isinstance(result, Rejection):
+        if type(result) is Rejection:
             raise RequestError(result)
+        assert type(result) is Ticket
         self._ticket = result
         return EventResult.HELD, self._hold(result, now)
 
-    def _result(self, now: float) -> Pick | Rejection | Ticket:
-        parts, ticket = self._parts, self._ticket
-        if ticket is not None:
-            result = parts.router.resume(ticket, now=now)
-            if isinstance(result, Ticket):
-                return result
-            self._ticket = None
-            parts.observer.decided(result, None, now=now)
-            return result
-        num_bytes = self._incoming.reader.held_bytes
-        return parts.ask(self._request, now=now, wake=self._wake, num_bytes=num_bytes)
-
     def _hold(self, ticket: Ticket, now: float) -> list[m.Command]:
-        wake = m.WakeAt(ticket.until_s)
+        wake = m.WakeAt(ticket.give_up_s)
         if self._is_held:
             return [wake]
         self._is_held = True
         self._headers = kept_headers(self._headers)
         self._request = ticket.request  # one copy of it is enough
-        if self._incoming.comes_at_once and not self._incoming.is_rewritten:
-            self._incoming.reader.forget()
+        self._incoming.forget(self._headers)
         if not self._incoming.has_timer:
             return [wake]
         give_up_s = self._request.arrived_at_s + self._settings.max_hold_s
         return [m.ExtendTimeout(give_up_s - now + HOLD_MARGIN_S), wake]
 
     def _on_wakeup(self, _event: m.Wakeup, now: float) -> _Step:
-        return self._ask(now) if self._incoming.read() else (None, [m.WakeAt(now)])
+        return self._ask_again(now) if self._incoming.read() else (None, [m.WakeAt(now)])
 
     def _routed_on(self, commands: list[m.Command]) -> _Step:
         """Return the turn of a routed request whose parts so far are on their way."""
         if not self._incoming.is_answered:
             return EventResult.ROUTED, commands
-        self._incoming.reader.clear()
+        self._incoming.clear()
         # A full-duplex response's body passes through us: ending the RPC would lose parts of it.
         mode, settings = self._response_body_mode, self._settings
-        is_duplex = mode is BodyMode.FULL_DUPLEX_STREAMED
-        request = self._request if self.pick is None else self.pick.request
-        is_ours = is_duplex or may_restore(request, mode, settings)
-        if settings.uses_response_phases or is_ours:
+        is_ours = mode is FULL_DUPLEX or settings.uses_response_phases
+        if mode is not NO_BODY and not is_ours:
+            request = self._request if self.pick is None else self.pick.request
+            is_ours = may_restore(request, mode, settings)
+        if is_ours:
             return EventResult.ANSWERED, commands
-        commands.append(_END)
-        return EventResult.OVER, commands
+        commands.append(m.END)
+        return _OVER, commands
 
     def _on_rest_body(self, event: m.RequestBody, now: float) -> _Step:
         """Read more of a body whose beginning has decided: no part goes on unread."""
@@ -431,7 +411,7 @@ class Stream:
             self._parts.ends.served(pick, event.served_by, now=now)
         passing = self._response()
         commands = passing.begin(event, pick, self._settings)
-        if self._response_body_mode is BodyMode.NONE or event.end_of_stream:
+        if self._response_body_mode is NO_BODY or event.end_of_stream:
             self._look_at_model(passing, None, now)
         return None, commands
 
@@ -477,7 +457,7 @@ class Stream:
 
     def _reply(self, reply: m.Reply, now: float) -> _Step:
         self._let_go(now)
-        return EventResult.OVER, [reply, m.End()]
+        return EventResult.OVER, [reply, m.END]
 
 
 _Handler = Callable[[Stream, Any, float], _Step]

@@ -64,6 +64,7 @@ class Catalog:
         planner: Has the pods load what is declared.
         demand: Work that is asked of each declared adapter, by its name.
         names: Of all that are declared, as one list of names, if any.
+        num_declared: Adapters that are declared.
     """
 
     def __init__(
@@ -77,21 +78,25 @@ class Catalog:
         self.demand = Demand()
         self._sources, self._on_cold = sources or Sources(), on_cold
         self.failed: Mapping[str, tuple[str, str]] = {}
-        self._settings = settings or CatalogSettings()
         self._offers: Mapping[str, Offer] = {}
         self._cards: Mapping[str, ModelCard] = {}
         self._of_tenants: Mapping[str, frozenset[str]] = {}
         self._own = frozenset[str]()
         self.names: tuple[frozenset[str], ...] = ()
+        self.num_declared = 0
         self._had_tenants = False
         self._withheld: frozenset[str] = frozenset()
         self._listed: tuple[Mapping[str, ModelCard], Mapping[str, ModelCard]] = ({}, {})
         self._listed_for: tuple[frozenset[str], bool] = (frozenset(), True)
+        self.configure(settings or CatalogSettings())
 
     def configure(self, settings: CatalogSettings) -> None:
         """Apply other settings."""
         self._settings = settings
         self._listed = ({}, {})
+        wanted = settings.undeclared
+        is_auto = wanted is Undeclared.AUTO and not self._had_tenants
+        self._may_admit = wanted is Undeclared.ADMIT or is_auto
 
     def declare(
         self,
@@ -120,7 +125,8 @@ class Catalog:
         # Not taken back: what is deleted was somebody's own, and pods may have it for ever.
         self._had_tenants = self._had_tenants or bool(self._of_tenants)
         self.names = (frozenset(offers),) if offers else ()
-        self._listed = ({}, {})
+        self.num_declared = len(offers)
+        self.configure(self._settings)
 
     def withhold(self, names: frozenset[str]) -> None:
         """Replace the names of adapters whose declarations are there and cannot be used."""
@@ -134,11 +140,6 @@ class Catalog:
     def knows(self, name: str) -> bool:
         """Return whether all that is declared of a name has been read."""
         return self._sources.are_known and owner_of(name, self._withheld) is None
-
-    @property
-    def num_declared(self) -> int:
-        """How many adapters are declared."""
-        return len(self._cards)
 
     @property
     def num_private(self) -> int:
@@ -218,8 +219,9 @@ class Catalog:
     @property
     def admits_all(self) -> bool:
         """Whether all models that pods list get requests, whoever asks: nothing is declared."""
-        is_plain = not (self._cards or self._withheld or self._of_tenants)
-        return is_plain and not self.planner.has_deleted and self.admits_undeclared
+        if self._cards or self._withheld or self._of_tenants or self.planner.deleted:
+            return False
+        return self.admits_undeclared
 
     def admits(self, name: str, card: ModelCard) -> bool:
         """Return whether a model that pods list gets requests.
@@ -238,11 +240,7 @@ class Catalog:
     @property
     def admits_undeclared(self) -> bool:
         """Whether adapters that pods list, and nobody declares, get requests."""
-        wanted = self._settings.undeclared
-        is_admitted = wanted is Undeclared.ADMIT or (
-            wanted is Undeclared.AUTO and not self._had_tenants
-        )
-        return is_admitted and self._sources.terms_are_known
+        return self._may_admit and self._sources.terms_are_known
 
     def proven(self, request: RequestInfo) -> RequestInfo:
         """Return a request that names a version by its served name, for the pods alone that may get
@@ -372,11 +370,12 @@ class Catalog:
         work_s = pick.request.rest_bytes(pick.address) * s_per_byte
         self.demand.add(name, work_s + RESPONSE_WORK_S, at_s=pick.picked_at_s)
 
-    def told(self, served: str, work_s: float, at_s: float) -> None:
-        """Count the work of another router's request, by the name that pods know its adapter by."""
+    def told(self, served: str, num: int, work_s: float, at_s: float) -> None:
+        """Count the work of another router's requests, by the name that pods know their adapter
+        by."""
         name = owner_of(served, self._cards)
         if name is not None:
-            self.demand.add(name, work_s + RESPONSE_WORK_S, at_s=at_s)
+            self.demand.add(name, work_s + num * RESPONSE_WORK_S, at_s=at_s)
 
 
 def _of_both(holders: frozenset[str], subset: frozenset[str]) -> frozenset[str]:

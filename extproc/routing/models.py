@@ -193,7 +193,7 @@ class Models:
         self._listing = ModelListing(self.aliases, catalog.card)
 
     def identify(
-        self, request: RequestInfo, *, uses_cached_bytes: bool, now: float
+        self, request: RequestInfo, uses_cached_bytes: bool, now: float
     ) -> RequestInfo | Rejection:
         """Fill in adapter and claim: only the pool knows which names are adapters.
 
@@ -204,7 +204,10 @@ class Models:
         """
         if not request.model:
             return self.claimed(request)
-        card = self._card(request.model, request.hints.fairness_id)
+        if self._catalog.admits_all:  # the usual
+            card = self._pool.model(request.model)
+        else:
+            card = self._card(request.model, request.hints.fairness_id)
         if card is None:
             snapshot = self._pool.snapshot(now=now)
             return self._unknown(request._client_model, snapshot, request.subset)
@@ -245,8 +248,6 @@ class Models:
 
     def _card(self, name: str, tenant: str) -> ModelCard | None:
         """Return what a tenant may ask for under a name."""
-        if self._catalog.admits_all:
-            return self._pool.model(name)
         if not self._catalog.may_use(name, tenant):
             return None
         declared = self._catalog.card(name)

@@ -9,18 +9,19 @@ from math import inf
 from msgspec.structs import replace
 
 from extproc.address import is_in_subset
+from extproc.fleet.columns import Columns
 from extproc.fleet.concurrency import MANY
 from extproc.fleet.pool import Pool
 from extproc.fleet.prefixes import renamed
+from extproc.fleet.tenants import left
 from extproc.phrases import FOR_POD, FOR_ROOM, FOR_TURN
 from extproc.queue import HoldQueue, Reach, Ticket, Waiting
 from extproc.rejections import asleep, no_endpoints
 from extproc.routing.catalog import Catalog
 from extproc.routing.modelroutes import ModelRoutes
 from extproc.routing.models import Models
-from extproc.routing.picker import FULL_WAIT_S, Picker
+from extproc.routing.picker import FULL_WAIT_S, Picker, give_up_s
 from extproc.types import (
-    EndpointView,
     ModelCard,
     Pick,
     Reason,
@@ -90,15 +91,14 @@ class Router:
                 this call.
             num_bytes: Of its body, that are kept as long as it is held.
         """
-        known, result = self.choose_in_turn(request, now=now)
+        known, result = self.choose(request, now=now, is_new=True)
         if isinstance(result, Pick):
             self._start(result, known, now)
             self.queue.charge(known)
-        elif isinstance(result, Wait):
+            return result
+        if isinstance(result, Wait):
             return self.hold(known, result, now=now, wake=wake, num_bytes=num_bytes)
-        else:
-            return self._truly(result, known, now)
-        return result
+        return self._truly(result, known, now)
 
     def _truly(self, result: Rejection, request: RequestInfo, now: float) -> Rejection:
         """Return a rejection for want of room or time; where nobody is there, that says so."""
@@ -118,15 +118,6 @@ class Router:
             and (subset is None or is_in_subset(view.address, subset))
             for view in self.pool.snapshot(now=now).endpoints
         )
-
-    def _turn(self, request: RequestInfo, now: float) -> Wait | None:
-        """Return a wait for a newcomer whose turn it is not yet."""
-        queue = self.queue
-        promised_s = queue.promised_s(now)
-        if promised_s is not None:
-            return Wait(promised_s, FOR_TURN)
-        until_s = queue.behind_until_s(request, now=now)
-        return Wait(until_s, FOR_TURN) if until_s > now else None
 
     def hold(
         self,
@@ -149,7 +140,7 @@ class Router:
         ticket = Ticket(
             request,
             wake,
-            self._give_up_s(request),
+            give_up_s(request, self.max_hold_s),
             deadline_s=inf if ttft_s is None else arrived_s + OBJECTIVE_RATIO * ttft_s,
             held_at_s=now,
             rest_s=self._least_ttft_s(request, now),
@@ -158,7 +149,7 @@ class Router:
             again_s=wait.until_s,
             reason=wait.reason,
         )
-        refusal = self.queue.add(ticket, now=now, reach=self.reach(now=now))
+        refusal = self.queue.add(ticket, now=now)
         if refusal is not None:
             self.catalog.not_held(request.model, now=now)
             return self._truly(refusal, request, now)
@@ -196,37 +187,31 @@ class Router:
         """Have those that wait at another router go first here, too."""
         self.queue.hear(router_id, waiting, now=now, reach=self.reach(now=now))
 
-    def choose_in_turn(
-        self, request: RequestInfo, *, now: float
-    ) -> tuple[RequestInfo, Pick | Rejection | Wait]:
-        """Choose as `choose` does, after those that are held; a wait for who stands in line."""
-        queue = self.queue
-        if not queue.lets_others_go:
-            return self.choose(request, now=now)
-        if queue.is_due(now):
-            self.offer(now=now)
-        return self.choose(request, now=now, turn=self._turn)
-
     def choose(
-        self,
-        request: RequestInfo,
-        *,
-        now: float,
-        turn: Callable[[RequestInfo, float], Wait | None] | None = None,
+        self, request: RequestInfo, *, now: float, is_new: bool = False
     ) -> tuple[RequestInfo, Pick | Rejection | Wait]:
         """Choose as `route` does, and count and hold nothing; return the request as it is known.
 
         Args:
-            turn: Has a known request wait for its turn.
+            is_new: Held requests are offered room before it, and it waits for those in line.
         """
-        uses_cached_bytes = self.picker.uses_cached_bytes
-        known = self.models.identify(request, uses_cached_bytes=uses_cached_bytes, now=now)
-        if isinstance(known, Rejection):
-            claimed = self.models.claimed(request)
+        queue, models = self.queue, self.models
+        lets_others_go = is_new and queue.lets_others_go
+        if lets_others_go and queue.is_due(now):
+            self.offer(now=now)
+        known = models.identify(request, self.picker.uses_cached_bytes, now)
+        if type(known) is Rejection:
+            claimed = models.claimed(request)
             return claimed, self._awaited(claimed, known, now)
-        wait = None if turn is None else turn(known, now)
-        result = wait or self._picked(known, now)
-        if isinstance(result, Rejection):
+        turn_s = queue.turn_s(known, now) if lets_others_go else None
+        result: Pick | Rejection | Wait
+        if turn_s is not None:
+            result = Wait(turn_s, FOR_TURN)
+        elif self.catalog.num_declared:
+            result = self._pick_declared(known, now)
+        else:
+            result = self._pick(known, now)
+        if type(result) is Rejection:
             return known, self._awaited(known, result, now)
         return known, result
 
@@ -234,25 +219,16 @@ class Router:
         """Have a request wait that gets no endpoint and may, where one may come."""
         if result.reason not in _FOR_WANT_OF_PODS:
             return result
-        until_s, snapshot = self._waits_until_s(request), self.pool.snapshot(now=now)
+        until_s = give_up_s(request, self.max_hold_s) if request.claim._waits else -inf
+        snapshot = self.pool.snapshot(now=now)
         is_declared = self.catalog.card(request.model) is not None  # other pods may load it
         may_come = _is_empty(snapshot) if is_declared else _may_come(request, snapshot)
         return Wait(until_s, FOR_POD) if may_come and now < until_s else result
 
-    def _waits_until_s(self, request: RequestInfo) -> float:
-        """Return until when a request waits for an endpoint: one that must not wait, for never."""
-        return self._give_up_s(request) if request.claim._waits else -inf
-
-    def _give_up_s(self, request: RequestInfo) -> float:
-        """Return until when a request may be held."""
-        limit_s = request.claim._max_wait_s
-        hold_s = self.max_hold_s if limit_s is None else min(limit_s, self.max_hold_s)
-        return request.arrived_at_s + hold_s
-
-    def _picked(self, request: RequestInfo, now: float) -> Pick | Rejection | Wait:
-        """Choose for a request that is known; what is declared is asked for as pods have it."""
+    def _pick_declared(self, request: RequestInfo, now: float) -> Pick | Rejection | Wait:
+        """Choose where adapters are declared, which are asked for as pods have them."""
         catalog = self.catalog
-        if not catalog.num_declared or catalog.card(request.model) is None:
+        if catalog.card(request.model) is None:
             return self._pick(catalog.proven(request), now)
         found = catalog.find(request, self.models.listed, now=now)
         if not isinstance(found, RequestInfo):
@@ -269,7 +245,7 @@ class Router:
             found = renamed(found, found.model)
             found = replace(found, cached_bytes=self.pool.prefix_index.find(found))
         result = self._pick(found, now)
-        is_gone = _are_gone(result, request)
+        is_gone = _are_gone(result, request, self.pool.columns(now=now))
         waiting = catalog.wait(request, now=now) if is_gone else None
         return waiting or result
 
@@ -277,20 +253,22 @@ class Router:
         """Choose among the endpoints; those whose slots are kept for other requests are full for
         it.
         """
-        if self._takes_others(request, now) or (
-            request.num_sequences > 1 and self._overfills(request, now)
-        ):
+        if request.num_sequences > 1 and self._overfills(request, now):
             return Wait(now + FULL_WAIT_S, FOR_ROOM)
         columns = self.pool.columns(now=now)
         kept = self.queue.reservations.kept_from(request, columns, now=now)
-        found = self.picker.pick_row(columns, request, kept, now=now)
-        if found is not None:
-            return _in_turn(found, kept)
-        snapshot, until_s = self.pool.snapshot(now=now), self._waits_until_s(request)
-        views = snapshot.endpoints
-        views = tuple([replace(v, is_full=True) if v.address in kept else v for v in views])
-        left = Snapshot(views, now, snapshot.num_routers)
-        return _in_turn(self.picker.pick(left, request, waits_until_s=until_s), kept)
+        num_left = self.pool.flights.tenants.num_left(request.claim, now)
+        if num_left and (full := self._left(request, num_left, now)):
+            kept = {**kept, **dict.fromkeys(full, now + FULL_WAIT_S)}
+        found = self.picker.pick(
+            columns,
+            request,
+            kept,
+            now=now,
+            num_routers=self.pool.flights.num_routers,
+            max_hold_s=self.max_hold_s,
+        )
+        return _in_turn(found, kept) if kept else found
 
     def _look(self, ticket: Ticket, now: float) -> Pick | Rejection | Wait:
         """Choose for a held request, and count the pick."""
@@ -313,18 +291,13 @@ class Router:
             s_per_byte = columns.s_per_byte[columns.rows[pick.address]]
             self.catalog.picked(pick, request.model, s_per_byte)
 
-    def _takes_others(self, request: RequestInfo, now: float) -> bool:
-        """Return whether a request would take a place that is left to other tenants."""
-        claim, num_free, num_there = request.claim, 0.0, 0
-        num_left = self.pool.flights.tenants.num_left(claim, now) if claim._waits else 0
-        if not num_left:
-            return False
-        for address in self._takers(request, now):
-            num_there += self.pool.places(address)[1]
-            num_free += self.pool.num_free(address)
-            if num_free > num_left:
-                return False
-        return num_there >= MANY  # where fewer run, each place is too much to lose
+    def _left(self, request: RequestInfo, num_left: int, now: float) -> list[str]:
+        """Return the endpoints where a request would take one of so many places that are left to
+        other tenants."""
+        places = {each: self.pool.running_places(each) for each in self._takers(request, now)}
+        # Where fewer run, each place is too much to lose.
+        is_many = sum(each.num_there for each in places.values()) >= MANY
+        return left(places, num_left) if is_many else []
 
     def _takers(self, request: RequestInfo, now: float) -> Iterator[str]:
         """Yield the endpoints that can take a request and refuse none, with room or without."""
@@ -369,12 +342,13 @@ def _last_holders(request: RequestInfo, catalog: Catalog, snapshot: Snapshot) ->
     return catalog.planner.last_holders(request.model, resorts) if resorts else frozenset()
 
 
-def _are_gone(result: Pick | Rejection | Wait, request: RequestInfo) -> bool:
+def _are_gone(result: Pick | Rejection | Wait, request: RequestInfo, columns: Columns) -> bool:
     """Return whether the pods that have a request's adapter are gone, and other pods may load
     it.
     """
     if isinstance(result, Pick):
-        return result.candidates[0]._is_lost  # as all of them are, then
+        is_open = columns.is_open[columns.rows[result.address]]
+        return not is_open and result.candidates[0]._is_lost  # as all of them are, then
     if isinstance(result, Wait):
         return result.reason == FOR_POD
     is_none = result.reason is Reason.NO_ENDPOINTS
@@ -384,7 +358,7 @@ def _are_gone(result: Pick | Rejection | Wait, request: RequestInfo) -> bool:
 def _in_turn(result: Pick | Rejection | Wait, kept: Mapping[str, float]) -> Pick | Rejection | Wait:
     """Have a request wait for its turn that gets none of the endpoints that are not kept from
     it."""
-    if not kept or not isinstance(result, Wait) or result.reason == FOR_POD:
+    if not isinstance(result, Wait) or result.reason == FOR_POD:
         return result
     return Wait(min(*kept.values(), result.until_s), FOR_TURN)
 
@@ -412,10 +386,3 @@ def _is_asleep(snapshot: Snapshot) -> bool:
     """Return whether nobody is awake who could load an adapter."""
     views = snapshot.endpoints
     return any(view._is_asleep for view in views) and not any(view.is_ready for view in views)
-
-
-def load_s(view: EndpointView, adapter: str) -> float:
-    """Return how long an endpoint takes to load an adapter, unless it runs there."""
-    if adapter in view.pending_by_adapter:
-        return 0.0
-    return view.costs.load_s(adapter, view.gpu_adapters, view.cpu_adapters)

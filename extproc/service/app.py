@@ -82,7 +82,9 @@ class App:
         self._config = config
         self._stop = asyncio.Event()
         self.address = self.admin_address = ""
-        clocks = Clocks(time.monotonic, time.time, random.Random(secrets.randbits(64)))
+        clocks = Clocks(
+            time.monotonic, time.time, random.Random(secrets.randbits(64)), time.thread_time
+        )
         self._parts = parts = Parts(config, policy, tracing, clocks=clocks)
         self._live_config = LiveConfig(config, path, text, parse=parse, configure=parts.configure)
         self._admin_at = Address.parse(config.admin.address)
@@ -168,12 +170,13 @@ class App:
     async def _measure_delay(self) -> None:
         clock, telemetry, pace = self._parts.clock, self._parts.telemetry, self._parts.pods.pace
         while True:
-            due_s = clock() + DELAY_INTERVAL_S
+            due_s, began_s = clock() + DELAY_INTERVAL_S, time.thread_time()
             await asyncio.sleep(DELAY_INTERVAL_S)
             self._watchdog.beat()
             delay_s = max(0.0, clock() - due_s)
             telemetry.loop_delayed(delay_s)
-            pace.delayed(delay_s)
+            cpu_s = time.thread_time() - began_s
+            pace.delayed(delay_s, cpu_s / (DELAY_INTERVAL_S + delay_s))
             self._parts.endings.delayed(delay_s)
 
     async def _follow_changes(self) -> None:

@@ -15,8 +15,10 @@ class Clocks:
         clock: Monotonic seconds, at the highest resolution.
         wall_clock: Wall seconds.
         rng: Seeded differently in every process.
+        cpu_clock: Seconds of CPU that this thread has taken; by default none.
     """
 
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
     rng: random.Random
+    cpu_clock: Callable[[], float] = lambda: 0.0

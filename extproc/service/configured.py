@@ -49,9 +49,12 @@ from extproc.wire.budget import DEFAULT_MAX_BYTES, Budget
 
 _Settings = TypeVar("_Settings", bound=Struct)
 
+PROGRAM_BYTES = 128 * 1024 * 1024
+"""Of the process's memory limit, for the program itself: 80 MB, and twice as much where pods and
+tokens fill all that they may."""
 BODY_SHARE_OF_MEMORY = 0.25
-"""Of the process's memory limit, for bodies. The rest is for the program itself (about 80 MB), the
-copies of the body that is being read, and what the allocator keeps."""
+"""Of the rest, for bodies. There are also the copies of the body that is being read, long responses
+of pods, and what the allocator keeps."""
 HEARD_S = 2.0
 """From a router's list of models to the end of the requests that it sends by the one before."""
 MAX_SCRAPE_REST_S, MAX_MODELS_REST_S = 1.0, 5.0
@@ -224,12 +227,17 @@ def max_message_bytes(config: Config) -> int:
     return config.request.max_body_bytes + MESSAGE_OVERHEAD_BYTES
 
 
+def body_share_bytes(limit_bytes: int) -> int:
+    """Return how much of a memory limit is for bodies."""
+    return int(max(0, limit_bytes - PROGRAM_BYTES) * BODY_SHARE_OF_MEMORY)
+
+
 def budget(config: Config) -> Budget:
     """Return the memory budget of all bodies: as configured, else a share of the memory limit."""
     largest_bytes = max_message_bytes(config)
     max_bytes = config.request.max_bytes_in_memory
     if max_bytes is None:
-        share_bytes = int(memory_limit_bytes() * BODY_SHARE_OF_MEMORY)
+        share_bytes = body_share_bytes(memory_limit_bytes())
         max_bytes = max(largest_bytes, min(share_bytes, DEFAULT_MAX_BYTES))
     return Budget(max_bytes, max_upload_bytes=largest_bytes)
 

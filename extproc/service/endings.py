@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from extproc.fleet.accesslogs import STILL_S
@@ -20,6 +21,8 @@ from extproc.types import Outcome, Pick
 
 log = logging.getLogger(__name__)
 
+_OK, _NOT_FOUND = 200, 404
+_SERVED = Evidence.SERVED  # to look up a member takes 0.1 us
 _MIN_DOUBTED = 500  # a client can provoke other statuses as often as it likes
 UNSURE_S = 3.0
 """Longest wait for a pod's answer to a call of ours that shows whether it has broken off."""
@@ -101,23 +104,29 @@ class Endings:
 
     def complete(self, completion: Completion, log: Hashable = "") -> bool:
         """Record an entry that a log brought; return False if it is of another router's pick."""
-        flight, is_ours, doubtful = self.accounting.complete(completion, log, now=self.clock())
-        if flight is None:
+        now = self.clock()
+        ended = self.accounting.complete(completion, log, now=now)
+        if ended is None:
+            is_ours = self.accounting.is_ours(completion.pick_id)
             if is_ours:
                 self.recorder.unmatched()
             return is_ours
-        self.recorder.completed(completion, flight.pick)
-        if doubtful:
-            self.pods.look(doubtful)
-        verdict = completion.verdict
-        if verdict in FAILURES and (
-            verdict is not Evidence.FAILED or completion.status >= _MIN_DOUBTED
-        ):
-            self.pods.doubt(completion.address or flight.pick.address)
+        self.recorder.completed(ended, now=now)
+        if completion.status != _OK or completion.verdict is not _SERVED:
+            self._doubt(completion, ended.pick)
         if completion.attempts > 1:
-            self.pods.doubt(flight.pick.address)
-        self._log_changes()
+            self.pods.doubt(ended.pick.address)
+        if self.outliers.ejections.changes:
+            self._log_changes()
         return True
+
+    def _doubt(self, completion: Completion, pick: Pick) -> None:
+        """Ask an endpoint what the end of a request that it has not served may mean."""
+        verdict, status, address = completion.verdict, completion.status, completion.address
+        if status == _NOT_FOUND and completion.is_from_endpoint and pick.request.model:
+            self.pods.look(address or pick.address)  # it may have lost the model
+        if verdict in FAILURES and (verdict is not Evidence.FAILED or status >= _MIN_DOUBTED):
+            self.pods.doubt(address or pick.address)
 
     def refused(self, pick_id: str, request_id: str, address: str) -> bool:
         """Record an attempt that an endpoint refused; return False if it is another router's."""
@@ -128,11 +137,12 @@ class Endings:
 
     def pass_on(self, pick_id: str, entry: bytes) -> None:
         """Queue the access log entry of another router's pick."""
-        self.recorder.observers.call("relay", self.relay.pass_on, pick_id, entry, now=self.clock())
+        pass_on = partial(self.relay.pass_on, pick_id, entry, now=self.clock())
+        self.recorder.observers.call("relay", pass_on)
 
     def flush(self) -> None:
         """Send what is queued for other routers."""
-        self.recorder.observers.call("relay", self.relay.flush, now=self.clock())
+        self.recorder.observers.call("relay", partial(self.relay.flush, now=self.clock()))
 
     def lost_log(self, log: Hashable) -> None:
         """Record that Envoy's own log has closed."""
@@ -171,7 +181,9 @@ class Endings:
             log.info("the access log of Envoy at %s tells how its requests end", _hosts(found))
 
     def _log_changes(self) -> None:
-        for change in self.outliers.ejections.take_changes():
+        changes = self.outliers.ejections.changes
+        while changes:
+            change = changes.popleft()
             if isinstance(change, Readmission):
                 why = (
                     "" if change.is_recovered else ": the limit of ejections leaves no room for it"

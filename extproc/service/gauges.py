@@ -50,6 +50,13 @@ def add_gauges(
         "reason",
         lambda: {str(cause): count for cause, count in pool.outliers.ejections.num.items()},
     )
+    telemetry.add_counters(
+        "slo_requests",
+        "Requests by whether they were answered within admin.slo_ttft_s. At most 50 "
+        "paths have a label of their own; the rest count as other.",
+        ("path", "attained"),
+        lambda: routing.attainment.counts,
+    )
     telemetry.add_gauges(
         "route_slo_target_ratio",
         "Share of a route's requests that should be in time: objectives.ttft.percentile as 0 to 1.",
@@ -103,9 +110,16 @@ def add_gauges(
     )
     add(
         "scrape_interval_seconds",
-        "Time between two scrapes of a pod that is not quiet: scrape.interval_s. It "
-        "is longer while the event loop is late, at most half of scrape.expiry_s.",
+        "Time between two scrapes of a pod whose reports surprise: scrape.interval_s. It is longer "
+        "while the event loop is late, at most half of scrape.expiry_s, and by the factor "
+        "extproc_scrape_stretch.",
         lambda: pace.interval_s,
+    )
+    add(
+        "scrape_stretch",
+        "Factor by which all pods wait longer to be scraped, so that this takes at most "
+        "scrape.budget; 1 where that is enough.",
+        lambda: pace.stretch,
     )
     telemetry.add_gauges(
         "cpu_cache_adapters",
@@ -214,7 +228,7 @@ def add_queue_gauges(telemetry: Telemetry, queue: HoldQueue, clock: Callable[[],
         "held_dispatched_per_second",
         "Requests that leave the queue for a pod while more wait. By this estimate the router "
         "refuses requests that would come too late.",
-        lambda: 1 / queue.service_s if queue.service_s else 0.0,
+        lambda: 1 / queue.pace.service_s if queue.pace.service_s else 0.0,
     )
     telemetry.add_counters(
         "holds",

@@ -8,10 +8,10 @@ here: frames read what is kept anyway.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
@@ -31,6 +31,7 @@ MAX_ADAPTERS = 400
 MAX_DECISIONS = 24
 RATES_OVER_S = 5.0
 """Rates are means over this time, or since the first frame if that is shorter."""
+_NAMES_A_PASS = 2000
 _MAX_CHARS = 120  # of a name or a path
 _ABSENT, _UNKNOWN, _REGISTERED, _IN_CPU, _IN_GPU = b".?rcg"
 
@@ -69,8 +70,8 @@ class LiveFeed:
     _num_shown: int = 0
     _listed: tuple[Mapping[str, ModelCard], list[str], int] = ({}, [], 0)
 
-    def compose(self) -> bytes:
-        """Return one frame: JSON on one line.
+    def compose(self) -> Iterator[bytes]:
+        """Yield b"" after each pass, and in the end one frame: JSON on one line.
 
         `{"about", "wall_ms", "policy", "health": [...], "rates": {...} or null, "num_pending",
         "num_in_flight", "slo": {...}, "queue": {...}, "pods": [...], "num_pods",
@@ -83,9 +84,15 @@ class LiveFeed:
         snapshot = self.snapshot()
         views = sorted(snapshot.endpoints, key=lambda view: (view.name or view.address))
         shown = views[:MAX_PODS]
+        pods = self._pods(shown, snapshot)
+        yield b""
+        for _ in self._list_adapters():
+            yield b""
         adapters, num_adapters = self._adapters(views, shown)
+        yield b""
         decisions, num_left_out = self._last_decisions()
-        return msgspec.json.encode(
+        yield b""
+        yield msgspec.json.encode(
             {
                 "about": self.about,
                 "wall_ms": round(self.wall_clock() * 1000),
@@ -96,7 +103,7 @@ class LiveFeed:
                 "num_in_flight": sum(view.num_in_flight for view in views),
                 "slo": self._slo(now),
                 "queue": self.queue(),
-                "pods": self._pods(shown, snapshot),
+                "pods": pods,
                 "num_pods": len(views),
                 "adapters": adapters,
                 "num_adapters": num_adapters,
@@ -154,7 +161,7 @@ class LiveFeed:
             for name, count in view.pending_by_adapter.items():
                 active[name] = active.get(name, 0) + count
         in_use = {*active, *resident}
-        first_listed, num_listed = self._adapters_listed()
+        _, first_listed, num_listed = self._listed
         chosen = nsmallest(MAX_ADAPTERS, in_use, key=lambda n: (-active[n], -resident[n], n))
         chosen += [name for name in first_listed if name not in in_use]
         del chosen[MAX_ADAPTERS:]
@@ -167,15 +174,17 @@ class LiveFeed:
         rows = [(shortened(name, _MAX_CHARS), cells[name], counts[name]) for name in chosen]
         return rows, num_listed + sum(not self._is_adapter(name) for name in in_use)
 
-    def _adapters_listed(self) -> tuple[list[str], int]:
-        """Return the first adapters by name, enough to fill the rows, and the number of all."""
-        registry, first, num_listed = self._listed
-        if self.registry() is not registry:
-            registry = self.registry()
-            names = [name for name, card in registry.items() if card.parent is not None]
-            first, num_listed = nsmallest(2 * MAX_ADAPTERS, names), len(names)
-            self._listed = registry, first, num_listed
-        return first, num_listed
+    def _list_adapters(self) -> Iterator[None]:
+        """Find the first adapters by name, enough to fill the rows, and the number of all."""
+        registry, first, num_listed = self.registry(), list[str](), 0
+        if registry is self._listed[0]:
+            return
+        cards = iter(registry.items())  # of an object that is never changed
+        while part := list(islice(cards, _NAMES_A_PASS)):
+            names = [name for name, card in part if card.parent is not None]
+            first, num_listed = nsmallest(2 * MAX_ADAPTERS, first + names), num_listed + len(names)
+            yield
+        self._listed = registry, first, num_listed
 
     def _is_adapter(self, name: str) -> bool:
         card = self.registry().get(name)

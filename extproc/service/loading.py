@@ -104,6 +104,7 @@ class Adapters:
         self._took_s = 0.0
         self._pools: set[frozenset[str]] = set()
         self._own = frozenset[str]()
+        self._seen: tuple[int, object] = (-1, None)
         self._shown: tuple[object, ...] = ({}, self._own, {})
         self._apply(config)
 
@@ -305,6 +306,10 @@ class Adapters:
         # A declaration with a base model's name takes no requests from it. That most pods list it
         # as such decides, and holds while any does: a pod that starts has listed nothing yet.
         pool = self._pool
+        seen = pool.num_listings, self._offers
+        if seen == self._seen:
+            return
+        self._seen = seen
         own = pool.base_names() | {name for name in self._own if pool.with_base(name)}
         bases = {pools: pool.base_of(pools) for pools in self._pools}
         if (self._offers, own, bases) == self._shown:

@@ -86,7 +86,7 @@ class Parts:
         self.traffic = Traffic(configured.budget(config))
         observers, relay = Observers(), Relay(configured.relay_settings(config))
         telling = Telling(
-            Links(clocks.clock),
+            Links(),
             call_later=asyncio.get_running_loop().call_later,
             clock=clocks.clock,
             observers=observers,
@@ -215,7 +215,7 @@ class Parts:
             ConfigError: The policy cannot be loaded. Nothing has changed.
         """
         self.routing.configure(config)
-        self.pods.pace.configure(config.scrape.expiry_s)
+        self.pods.pace.configure(config.scrape.expiry_s, config.scrape.budget)
         self.adapters.configure(config)
 
     def look(self) -> None:

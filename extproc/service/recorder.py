@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from extproc.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
-from extproc.fleet.accounting import Completion, DecisionRecord, End
-from extproc.observe.attainment import OTHER, Attainment, is_in_time, is_missed
+from extproc.fleet.accounting import DecisionRecord, End, Ended
+from extproc.observe.attainment import OTHER, Attainment, is_in_time
 from extproc.observe.decisions import DecisionsService
 from extproc.observe.observers import Observers
 from extproc.observe.telemetry import Telemetry
 from extproc.paths import normalize_path, path_label
 from extproc.queue import Ticket
 from extproc.tenancy import Claim
-from extproc.types import Outcome, Pick, Rejection, RequestInfo
+from extproc.types import Outcome, Pick, Rejection
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +51,11 @@ class Recorder:
         self, result: Pick | Rejection | Ticket, seconds: float | None, *, now: float
     ) -> None:
         """Record a routing result and the seconds it took; None for that of a held request."""
-        self.observers.call("telemetry", self.telemetry.routed, result, seconds)
+        call = self.observers.call
+        call("telemetry", self.telemetry.routed, result, seconds)
         if isinstance(result, Pick):
-            self._publish(DecisionRecord(result, self.wall_clock(), seconds or 0.0))
+            record = DecisionRecord(result, self.wall_clock(), seconds or 0.0)
+            call("decisions", self.decisions.publish, record)
 
     def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
         """Record an error response of ours to the request with `headers`."""
@@ -61,8 +63,12 @@ class Recorder:
         path = headers.get(":path", "").partition("?")[0]
         request_id = headers.get("x-request-id", "")[:MAX_REQUEST_ID_CHARS]
         wall_s, shown = self.wall_clock(), path[:MAX_PATH_CHARS]
-        self._publish(DecisionRecord(rejection, wall_s, 0.0, request_id, shown))
-        self.observers.call("attainment", self._judge_rejection, path, rejection)
+        record = DecisionRecord(rejection, wall_s, 0.0, request_id, shown)
+        self.observers.call("decisions", self.decisions.publish, record)
+        counted = self.observers.call("attainment", self._judge_rejection, path, rejection)
+        if counted is not None:
+            claim = self.claim_of(rejection.model)
+            self.observers.call("telemetry", self.telemetry.route_judged, claim, False)
 
     def left(self) -> None:
         """Nothing is recorded: the queue counts who leaves it."""
@@ -77,12 +83,17 @@ class Recorder:
         end = End(outcome, self.wall_clock())
         self.observers.call("decisions", self.decisions.ended, pick, end)
 
-    def completed(self, completion: Completion, pick: Pick) -> None:
+    def completed(self, ended: Ended, *, now: float) -> None:
         """Record the end of a pick that the access log reported."""
-        call, telemetry = self.observers.call, self.telemetry
+        call, telemetry, completion = self.observers.call, self.telemetry, ended.completion
+        pick, request = ended.pick, ended.pick.request
         if self.knows_times():
-            call("telemetry", telemetry.logged, completion, pick)
-            call("attainment", self._judge, completion, pick.request)
+            path, claim = path_label(request.path or OTHER), request.claim
+            call("attainment", self.attainment.completed, path, completion, now)
+            call("telemetry", telemetry.logged, ended)
+            if claim.ttft_s is not None:
+                is_attained = is_in_time(claim.ttft_s, completion)
+                call("telemetry", telemetry.route_judged, claim, is_attained)
         else:
             call("telemetry", telemetry.completed, completion.outcome, completion.lag_s)
         end = End(completion.outcome, self.wall_clock(), completion)
@@ -111,31 +122,8 @@ class Recorder:
             self.ended(pick, Outcome.EXPIRED)
         self.observers.call("telemetry", self.telemetry.picks_expired, len(picks))
 
-    def _publish(self, record: DecisionRecord) -> None:
-        self.observers.call("decisions", self.decisions.publish, record)
-
-    def _judge(self, completion: Completion, request: RequestInfo) -> None:
-        claim, path = request.claim, path_label(request.path or OTHER)
-        outcome, status = completion.outcome, completion.status
-        first_s, duration_s = completion.first_body_byte_s, completion.duration_s
-        now, attainment = self.clock(), self.attainment
-        self._judged(attainment.completed(path, outcome, status, first_s, duration_s, now=now))
-        if claim.ttft_s is not None:
-            is_attained = is_in_time(claim.ttft_s, outcome, status, first_s, duration_s)
-            self._judged_by_route(claim, is_attained)
-
-    def _judge_rejection(self, path: str, rejection: Rejection) -> None:
-        if self.knows_times():
-            label = path_label(normalize_path(path) or OTHER)
-            self._judged(self.attainment.rejected(label, rejection, now=self.clock()))
-            if is_missed(rejection):
-                self._judged_by_route(self.claim_of(rejection.model), False)
-
-    def _judged_by_route(self, claim: Claim, is_attained: bool | None) -> None:
-        if is_attained is not None and claim.route and claim.ttft_s is not None:
-            telemetry = self.telemetry
-            self.observers.call("telemetry", telemetry.route_judged, claim.route, is_attained)
-
-    def _judged(self, counted: tuple[str, bool] | None) -> None:
-        if counted is not None:
-            self.observers.call("telemetry", self.telemetry.slo_judged, *counted)
+    def _judge_rejection(self, path: str, rejection: Rejection) -> tuple[str, bool] | None:
+        if not self.knows_times():
+            return None
+        label = path_label(normalize_path(path) or OTHER)
+        return self.attainment.rejected(label, rejection, now=self.clock())

@@ -60,7 +60,12 @@ class Pods:
         self.slow = SlowPods(pool.group_of, configured.slowness_settings(config))
         self._damaged: set[str] = set()  # endpoints whose pages have had lines that nobody can read
         scrapes, polls = configured.pod_loops(config)
-        self.pace = Pace(config.scrape.interval_s, config.scrape.expiry_s)
+        self.pace = Pace(
+            config.scrape.interval_s,
+            config.scrape.expiry_s,
+            budget=config.scrape.budget,
+            models_interval_s=config.scrape.models_interval_s,
+        )
         self._scraper = Scraper(
             PROFILES[config.pods.engine],
             scrapes,
@@ -68,16 +73,20 @@ class Pods:
             page_url=configured.metrics_pages(config),
             on_report=self._on_report,
             on_failure=self._on_scrape_failure,
-            num_picks=pool.num_picks,
+            is_expected=lambda address: accounting.is_expected(address, now=clocks.clock()),
             clock=clocks.clock,
+            cpu_clock=clocks.cpu_clock,
             rng=clocks.rng,
             max_page_bytes=config.scrape.max_page_bytes,
         )
+        pool.tell_due(self._scraper.due)
         self._models = ModelsPoller(
             polls,
+            self.pace,
             on_models=self._on_models,
             on_failure=self._on_models_failure,
             clock=clocks.clock,
+            cpu_clock=clocks.cpu_clock,
             rng=clocks.rng,
         )
         self._asks = PodAsks(
@@ -98,6 +107,7 @@ class Pods:
 
     def doubt(self, address: str) -> None:
         """Ask for a pod's health soon, and whether it answers: it has failed a request."""
+        self._scraper.surprised(address)
         self._asks.doubt(address)
         self._models.look(address)
 
@@ -119,14 +129,25 @@ class Pods:
         await self._asks.aclose()
 
     def _on_report(
-        self, address: str, report: LoadReport, taken_at_s: float, duration_s: float
+        self,
+        address: str,
+        report: LoadReport,
+        taken_at_s: float,
+        duration_s: float,
+        rest_s: float = 0.0,
     ) -> None:
         self._recorder.scraped(duration_s)
         if report.unreadable and address not in self._damaged:
             self._damaged.add(address)
             log.warning("endpoint %s: metrics without a line: %s", address, report.unreadable)
-        asked_at_s = taken_at_s - duration_s
-        if self._pool.record_report(address, report, taken_at_s=taken_at_s, asked_at_s=asked_at_s):
+        if self._pool.record_report(
+            address,
+            report,
+            taken_at_s=taken_at_s,
+            asked_at_s=taken_at_s - duration_s,
+            next_s=self.pace.interval_s,
+            rest_s=rest_s,
+        ):
             log.info("endpoint %s has restarted", address)
             self._models.poke(address)
         lost = self._accounting.reconcile(address, now=taken_at_s)
@@ -137,6 +158,7 @@ class Pods:
     def _on_scrape_failure(self, address: str, error: str, is_unreachable: bool) -> None:
         log.debug("endpoint %s: metrics: %s", address, error)
         self._recorder.scrape_failed(address)
+        self._pool.record_late(address)
         self.losses.failed(address, Part.REPORTS, error, now=self._clock())
         self._failed(address, is_unreachable)
         self._models.look(address)  # whether it answers at all
@@ -154,6 +176,7 @@ class Pods:
     def _on_models_failure(self, address: str, error: str, is_unreachable: bool) -> None:
         log.debug("endpoint %s: models: %s", address, error)
         self._pool.record_silence(address)
+        self._scraper.surprised(address)
         self.losses.failed(address, Part.MODELS, error, now=self._clock())
         self._failed(address, is_unreachable)
         self._asked(address, has_listed=False)

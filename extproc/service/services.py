@@ -17,7 +17,6 @@ from extproc.request.interfaces import StreamParts
 from extproc.request.listbudget import Lists
 from extproc.request.marks import Marks
 from extproc.request.processor import ExternalProcessor
-from extproc.request.straight import Straight
 from extproc.service import configured
 from extproc.service.clocks import Clocks
 from extproc.service.endings import Endings
@@ -70,15 +69,12 @@ class Services:
         )
         self.lost_rewrites = parts.lost_rewrites
         settings = configured.stream_settings(config)
-        # Marks and spans are a stream's.
-        is_straight = tracing is None and not has_marks and Straight.is_possible(settings)
         self.processor = ExternalProcessor(
             new_stream_of(parts, settings, recorder, tracing),
             _codec(config),
             clocks.clock,
             call_later=asyncio.get_running_loop().call_later,
             is_open=is_open,
-            straight=Straight(parts, settings) if is_straight else None,
         )
         self.completions = CompletionService(
             endings.complete,
@@ -89,6 +85,7 @@ class Services:
             on_recorded=endings.flush,
             on_streams=accounting.record_access_logs,
             on_lost=endings.lost_log,
+            turns=self.processor.turns,
         )
         self.eds = EdsService(
             config.destination.eds_cluster, on_nack=recorder.eds_refused, on_unusable=_on_unusable

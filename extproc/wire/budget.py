@@ -45,13 +45,15 @@ class Budget:
 
     Attributes:
         used_bytes: Held by uploads and by responses that wait to be sent.
+        unsent_bytes: Of responses that wait. Where these alone fill it, to give uploads up would
+            not help, and no further streams are opened.
         now_s: Monotonic seconds at the last tick, as exact as ages have to be.
         num_given_up: Uploads given up.
     """
 
     __slots__ = (
-        *("_max_upload_bytes", "_relaxed_bytes", "_unfinished", "_unsent_bytes", "_waiting"),
-        *("_whole", "max_bytes", "now_s", "num_given_up", "used_bytes"),
+        *("_max_upload_bytes", "_relaxed_bytes", "_unfinished", "_waiting", "_whole"),
+        *("max_bytes", "now_s", "num_given_up", "unsent_bytes", "used_bytes"),
     )
 
     def __init__(
@@ -62,7 +64,7 @@ class Budget:
     ) -> None:
         self.max_bytes = max_bytes
         self.used_bytes = 0
-        self._unsent_bytes = 0
+        self.unsent_bytes = 0
         self.now_s = 0.0
         self.num_given_up = 0
         self._max_upload_bytes = max_upload_bytes
@@ -71,11 +73,6 @@ class Budget:
         self._unfinished: dict[Upload, float] = {}
         self._waiting: dict[Upload, float] = {}
         self._whole: dict[Upload, None] = {}
-
-    @property
-    def is_full(self) -> bool:
-        """Unsent responses alone fill it: giving uploads up would not help."""
-        return self._unsent_bytes >= self.max_bytes
 
     @property
     def is_exceeded(self) -> bool:
@@ -101,7 +98,7 @@ class Budget:
     def add_unsent(self, change_bytes: int) -> None:
         """Change the bytes of responses that wait to be sent."""
         self.used_bytes += change_bytes
-        self._unsent_bytes += change_bytes
+        self.unsent_bytes += change_bytes
         if change_bytes < 0 and self._waiting:
             self._resume()
 

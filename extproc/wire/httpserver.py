@@ -112,6 +112,7 @@ class HttpListener:
             keepalive_timeout=limits.idle_s,
             read_bufsize=_BODY_BYTES,
             lingering_time=limits.body_s,
+            auto_decompress=False,  # a few bytes could become any number
             shutdown_timeout=limits.stop_s,
         )
         await runner.setup()

@@ -30,7 +30,7 @@ class Opener(ControlFrames):
         if (
             method is None
             or self.lifetime.is_draining
-            or streams.is_full
+            or streams.is_full()
             or request.content_length is not None
         ) and (self._refuse(stream_id, flags, request) or method is None):
             return
@@ -70,11 +70,11 @@ class Opener(ControlFrames):
             self.floods.count()
             streams.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
             return True
-        if streams.is_full:
+        if streams.is_full():
             # 9113 5.1.2: beyond the announced limit, PROTOCOL_ERROR or REFUSED_STREAM; after the
             # latter the peer may retry elsewhere.
             counters.streams_refused += 1
-            is_short = streams.budget.is_full
+            is_short = streams.budget.unsent_bytes >= streams.budget.max_bytes
             counters.abuse[Abuse.BUFFERED_BYTES if is_short else Abuse.TOO_MANY_STREAMS] += 1
             streams.reset(stream_id, ErrorCode.REFUSED_STREAM)
             return True

@@ -42,6 +42,7 @@ class WireStream:
     """The `Call` of one RPC.
 
     Attributes:
+        host: The peer's IP address; "" where unknown.
         session: The service's side; does nothing until the method has opened it.
         window_bytes: The peer's window for our DATA (9113 6.9.1).
         unacknowledged_bytes: DATA received since the last WINDOW_UPDATE.
@@ -60,12 +61,12 @@ class WireStream:
 
     __slots__ = (
         *("_book", "_end_block", "content_left", "encoding", "has_answered", "held_bytes", "id"),
-        *("is_ended", "is_half_closed", "is_plain", "kept_bytes", "method", "partial", "queue"),
-        *("session", "unacknowledged_bytes", "waited_s", "window_bytes"),
+        *("host", "is_ended", "is_half_closed", "is_plain", "kept_bytes", "method", "partial"),
+        *("queue", "session", "unacknowledged_bytes", "waited_s", "window_bytes"),
     )
 
     def __init__(self, book: Book, stream_id: int, request: Request) -> None:
-        self._book = book
+        self._book, self.host = book, book.host
         self.id = stream_id
         # Not the request itself, whose metadata the peer may have made large.
         self.method = request.method
@@ -83,11 +84,6 @@ class WireStream:
         self.held_bytes = 0
         self.kept_bytes = 0
         self._end_block = grpc.OK_TRAILERS
-
-    @property
-    def host(self) -> str:
-        """The peer's IP address; "" where unknown."""
-        return self._book.host
 
     @property
     def path(self) -> str:
@@ -146,7 +142,7 @@ class WireStream:
         outbox.data_frames += 1
         stream_id = self.id
         head = grpc.MESSAGE_HEAD.pack(framed << 8, 0, stream_id, 0, size)
-        outbox.put(stream_id, b"".join((head, message, _end_and_reset(stream_id))))
+        outbox.put(stream_id, head + message + _end_and_reset(stream_id))
         self._book.on_answered(self)
 
     def end(self, code: Code = Code.OK, details: str = "") -> None:

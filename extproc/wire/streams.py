@@ -76,14 +76,13 @@ class Streams:
             raise StreamFault(code, f"frame of type {kind} on stream {stream_id}")
         return scope
 
-    @property
     def is_full(self) -> bool:
-        """Whether a limit forbids another stream."""
+        """Return whether a limit forbids another stream."""
         limits, counters = self.limits, self.counters
         return (
             len(self.open) >= limits.max_streams_per_connection
             or counters.streams_open >= limits.max_streams
-            or self.budget.is_full
+            or self.budget.unsent_bytes >= self.budget.max_bytes
         )
 
     def may_be_late(self) -> bool:
@@ -188,14 +187,14 @@ class Streams:
     def on_answered(self, stream: WireStream) -> None:
         """Close a stream after our trailers, and the reset if the request had not ended."""
         self.counters.streams_answered += 1
-        self._close(stream, is_by_peer=stream.is_half_closed)
+        self._close(stream, stream.is_half_closed)
 
     def on_reset_by_peer(self, stream: WireStream) -> None:
         """9113 6.4: nothing more is sent for the stream, not even the output of this pass."""
         self.counters.streams_reset_by_peer += 1
         self.outbox.drop_frames(stream.id)
         self.outbox.forget_queue(stream)
-        self._close(stream, is_by_peer=True)
+        self._close(stream, True)
 
     def reset(self, stream_id: int, code: ErrorCode) -> None:
         """9113 5.4.2: end a stream with RST_STREAM, and drop its queue."""
@@ -206,7 +205,7 @@ class Streams:
             return
         self.outbox.forget_queue(stream)
         self.counters.streams_reset_by_us += 1
-        self._close(stream, is_by_peer=False)
+        self._close(stream, False)
 
     def expire(self, now: float) -> None:
         """End the calls past their deadline, and those with stalled messages."""
@@ -236,9 +235,9 @@ class Streams:
         for stream in list(self.open.values()):
             self.outbox.forget_queue(stream)
             self.counters.streams_lost += 1
-            self._close(stream, is_by_peer=True)
+            self._close(stream, True)
 
-    def _close(self, stream: WireStream, *, is_by_peer: bool) -> None:
+    def _close(self, stream: WireStream, is_by_peer: bool) -> None:
         stream_id = stream.id
         del self.open[stream_id]
         # As `ClosedStreams.remember`, which is one call more for each stream.

@@ -763,6 +763,17 @@ def test_what_pods_listed_before_it_was_declared_is_known_once_it_is() -> None:
     assert set(planner.versions(planner.kept["own"])) == {"own", "own@2"}
 
 
+def test_a_pod_that_has_gone_is_no_holder_between_two_passes_of_a_look() -> None:
+    planner, models = Planner(), _listing(0, 3, "own")
+    states = [PodState(a, models=models, listed_at_s=0.0) for a in (ONE, TWO)]
+    planner.declare([Declaration("own", "/a")], now=0.0)
+    planner.tick(states, {}, now=0.0)
+
+    for _ in planner.passes(states[1:], {}, now=1.0):
+        assert planner.holders("own") >= {TWO}
+    assert planner.holders("own") == {TWO}
+
+
 @pytest.mark.parametrize("what", ["a new list of a pod", "numbers by state"])
 def test_names_that_nobody_declared_and_adapters_that_stay_as_they_are_cost_no_calls(
     what: str,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -371,6 +372,16 @@ async def test_a_body_over_the_limit_is_413(port: Port) -> None:
     answer = await port.post({"name": "a", "source": "/" + "a" * 65_536})
 
     assert (answer.status, answer.code) == (413, "body_too_large")
+
+
+async def test_a_compressed_body_is_a_415_and_never_unpacked(port: Port) -> None:
+    body = gzip.compress(json.dumps(A).encode())
+    for path in ("/v1/adapters", LOAD, UNLOAD):
+        answer = await port.ask("POST", path, body, **{"Content-Encoding": "gzip"})
+        assert (answer.status, answer.code) == (415, "unsupported_content_encoding")
+    as_it_is = await port.ask("POST", "/v1/adapters", A, **{"Content-Encoding": "identity"})
+
+    assert as_it_is.status == 201
 
 
 @pytest.mark.parametrize(

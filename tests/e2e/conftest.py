@@ -54,6 +54,12 @@ def own_pods(
     return running_pods(*(pod_config(number, **more) for number in range(num_pods)))
 
 
+def pages_of(server: RunningPod) -> dict[str, Any]:
+    """A configuration of pods whose metrics pages this server has: no connection for them closes
+    with a pod, so only requests tell that it is dead."""
+    return {"metrics_port": int(server.address.rpartition(":")[2])}
+
+
 def server_that_says(words: bytes) -> AbstractAsyncContextManager[str]:
     """The address of a server that sends these bytes to every request."""
 
@@ -65,7 +71,7 @@ def server_that_says(words: bytes) -> AbstractAsyncContextManager[str]:
     return tcp_server(on_connection)
 
 
-def router_config(pods: Sequence[RunningPod], **sections: Any) -> dict[str, Any]:
+def router_config(pods: Sequence[RunningPod], /, **sections: Any) -> dict[str, Any]:
     """Configuration of a router over these pods."""
     request = {"max_body_bytes": MAX_BODY_BYTES, **sections.pop("request", {})}
     # The pods share this process with the test: a busy machine may keep them from answering.

@@ -68,9 +68,9 @@ NOT_CAUSED: dict[str, str] = {}
 """Alerts that no test here causes, and why."""
 
 BUGGY = """
-from extproc.request.straight import Straight
+from extproc.request import stream
 def begin(*_, **__): raise RuntimeError("a bug")
-Straight.begin = begin
+stream.begin = begin
 from extproc.commands.main import main
 main()
 """

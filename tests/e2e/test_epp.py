@@ -35,9 +35,18 @@ from tests.e2e.charts import (
     health,
     subset,
 )
-from tests.e2e.conftest import NUM_PODS, SLOW, own_pods, router_config, seen_by
+from tests.e2e.conftest import (
+    NUM_PODS,
+    SLOW,
+    own_pods,
+    pages_of,
+    pod_config,
+    router_config,
+    seen_by,
+)
 from tests.e2e.harness import Answer, Client, EnvoyProcess, chat, h2_request
 from tests.e2e.test_registration import WRITTEN_PATHS, came_through_envoy, status_of
+from tests.fakepods import running_pods
 from tests.pki import Pki
 from tests.waiting import eventually
 
@@ -393,10 +402,12 @@ async def test_the_endpoint_that_served_is_counted_as_busy(
     session = {SESSION: "s"}
     async with AsyncExitStack() as stack:
         pods = await stack.enter_async_context(own_pods(2, profile=SLOW))
+        (server,) = await stack.enter_async_context(running_pods(pod_config(2)))
         config = router_config(
             pods,
             request={"session_header": SESSION},
             destination={"num_fallbacks": 1},
+            pods=pages_of(server),
             scrape=stale,  # the router does not notice before the test is over
         )
         router = await stack.enter_async_context(EppProcess(config))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import aiohttp
 import pytest
@@ -19,6 +20,8 @@ from tests.e2e.conftest import (
     behind_envoy,
     knows_pods,
     own_pods,
+    pages_of,
+    pod_config,
     router_config,
     running_envoy,
     server_that_says,
@@ -32,6 +35,7 @@ from tests.e2e.harness import (
     free_port,
 )
 from tests.e2e.load import CHAT, RESPONSES, Load, killed_by, outcome, with_requests
+from tests.fakepods import running_pods
 from tests.waiting import eventually
 
 NUM_CLIENTS = 8
@@ -44,7 +48,7 @@ FALLBACKS = {
 """The router's configuration with which Envoy has other addresses to dial."""
 
 UNASKED = {"interval_s": 60, "models_interval_s": 60, "expiry_s": 600}
-"""Pods that the router asks nothing meanwhile: only requests tell that one is dead."""
+"""Pods that the router asks nothing meanwhile."""
 
 RARE_SCRAPES = {"scrape": UNASKED, "policy": {"name": "random"}}
 """At random, because the founding policy stays with a pod. Of forty requests, one run in millions
@@ -52,6 +56,13 @@ sends none to the dead one of three."""
 
 IN_BOTH_MODES = pytest.mark.parametrize("mode", list(FALLBACKS), ids=str)
 CAUSE = "cause="
+
+
+@asynccontextmanager
+async def pods_read_elsewhere() -> AsyncIterator[tuple[list[RunningPod], dict[str, Any]]]:
+    """Pods, and the configuration by which a server that goes on has their pages."""
+    async with own_pods() as pods, running_pods(pod_config(len(pods))) as (server,):
+        yield pods, {"pods": pages_of(server)}
 
 
 def with_causes(text: str) -> str:
@@ -112,8 +123,8 @@ async def test_a_fallback_is_dialled_where_the_first_address_refuses(
 ) -> None:
     """The router still chooses pods that were just killed, one and then two of three."""
     async with (
-        own_pods() as pods,
-        RouterProcess(router_config(pods, **RARE_SCRAPES, **FALLBACKS[mode])) as router,
+        pods_read_elsewhere() as (pods, page),
+        RouterProcess(router_config(pods, **page, **RARE_SCRAPES, **FALLBACKS[mode])) as router,
         running_envoy(mode, router) as envoy,
     ):
         client = Client(envoy.url, http)
@@ -156,8 +167,8 @@ async def test_the_whole_body_goes_to_a_fallback_in_every_body_mode(
     asks_for_body = body is RequestBody.STREAMED_STRICT
     config = {**RARE_SCRAPES, "request": {"allow_mode_override": asks_for_body}}
     async with (
-        own_pods() as pods,
-        RouterProcess(router_config(pods, **config)) as router,
+        pods_read_elsewhere() as (pods, page),
+        RouterProcess(router_config(pods, **page, **config)) as router,
         running_envoy(
             Mode.ORIGINAL_DST, router, request_body=body, allow_mode_override=asks_for_body
         ) as envoy,

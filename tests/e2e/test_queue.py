@@ -17,6 +17,7 @@ import aiohttp
 import pytest
 
 from extproc.envoy.bootstrap import Mode
+from extproc.lab.engine.profiles import INSTANT
 from extproc.lab.fakepod.pod import PodConfig
 from tests.e2e.conftest import SLOW, router_config, running_envoy
 from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess
@@ -117,6 +118,17 @@ def statuses(answers: list[Answer]) -> dict[int, int]:
 
 def is_told_when_to_return(answer: Answer) -> bool:
     return int(answer.headers["retry-after"]) >= 1
+
+
+async def test_a_crowd_at_an_idle_pod_that_is_seldom_asked_is_not_held(
+    http: aiohttp.ClientSession,
+) -> None:
+    scrape = {"interval_s": 2.0, "timeout_s": 1.0, "expiry_s": 6.0}
+    async with queueing(http, scrape=scrape, pod={"profile": INSTANT}) as scene:
+        answers = await asyncio.gather(*scene.send(*["a"] * 90))
+
+        assert statuses(answers) == {200: 90}
+        assert await scene.held_models() == []
 
 
 # --- Envoy's timer ----------------------------------------------------------------------------

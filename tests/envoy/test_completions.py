@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.bounds import MAX_ATTEMPTS, MAX_DURATION_S, MAX_LAG_S, MAX_STATUS
-from extproc.envoy.completions import CompletionService
+from extproc.envoy.completions import ENTRIES_A_PASS, MAX_PUT_OFF, CompletionService
 from extproc.fleet.accounting import Completion
 from extproc.fleet.evidence import Evidence
+from extproc.passes import Turns
 from extproc.types import Outcome
 from extproc.wire.rpc import Code
-from tests.wire.fake_call import begin
+from tests.wire.fake_call import FakeCall, begin
 
 START_WALL_S = 1_700_000_000
 NOW_WALL_S = START_WALL_S + 3.0
@@ -89,7 +90,7 @@ def test_an_entry_is_read_whole() -> None:
     assert completions(logged) == [
         Completion(
             pick_id="pick-1",
-            request_id="request-1",
+            request_id="",  # its pick is known
             address="10.0.0.1:8000",
             status=200,
             outcome=Outcome.COMPLETED,
@@ -144,7 +145,7 @@ def test_absurd_numbers_of_an_entry_are_brought_into_range(start_s: int) -> None
 
 
 def test_a_request_id_is_cut_as_that_of_the_request_was() -> None:
-    logged = entry()
+    logged = entry(pick_id=None)
     logged.request.request_id = "x" * 60_000
     (read,) = completions(logged)
 
@@ -172,7 +173,7 @@ def test_a_response_that_breaks_off_after_its_headers_is_failed(flag: str) -> No
 
 @pytest.mark.parametrize(
     ("status", "expected"),
-    [(200, "served"), (206, "served"), (302, "served"), (400, "failed"), (401, "failed"),
+    [(200, "served"), (206, "served"), (302, "failed"), (400, "failed"), (401, "failed"),
      (404, "not_found"), (429, "full"), (499, "none"), (0, "none"), (500, "failed"),
      (501, "failed"), (502, "broken"), (503, "full"), (504, "broken"), (505, "failed")],
 )  # fmt: skip
@@ -342,6 +343,95 @@ def test_a_stream_hands_on_its_messages_and_ends_with_its_peer() -> None:
 
     assert [each.pick_id for each in seen] == ["a", "b", "c"]
     assert (call.sent, call.code) == ([b""], Code.OK)
+
+
+class Later:
+    """Rounds of an event loop: what is called later is called by `round`."""
+
+    def __init__(self) -> None:
+        self._calls: list[Callable[[], None]] = []
+        self.turns = Turns(self._call_later)
+
+    def _call_later(self, _after_s: float, callback: Callable[[], None]) -> Any:
+        self._calls.append(callback)
+
+    def round(self) -> bool:
+        """Call what was put off until this round; return whether there was any."""
+        calls, self._calls = self._calls, []
+        for call in calls:
+            call()
+        return bool(calls)
+
+
+def taking_turns(**options: Any) -> tuple[Later, list[str], FakeCall, Any]:
+    """A stream whose long messages take turns, and the ids of the picks that it has ended."""
+    seen, later = list[str](), Later()
+    service = CompletionService(
+        lambda each, _: seen.append(each.pick_id),
+        wall_clock=lambda: NOW_WALL_S,
+        turns=later.turns,
+        **options,
+    )
+    call, session = begin(service.methods(), "StreamAccessLogs")
+    return later, seen, call, session
+
+
+def named(numbers: Iterable[int]) -> bytes:
+    return encode(*(entry(pick_id=str(each)) for each in numbers))
+
+
+@given(st.lists(st.integers(0, 20), max_size=8), st.data())
+def test_long_messages_are_read_in_passes_in_their_order(
+    lengths: list[int], data: st.DataObject
+) -> None:
+    later, seen, _, session = taking_turns()
+    begun, longest = 0, 0
+    for length in lengths:
+        session.receive(named(range(begun, begun + length)))
+        begun += length
+        before = len(seen)
+        if data.draw(st.booleans()):
+            later.round()
+            longest = max(longest, len(seen) - before)
+    while later.round():
+        pass
+
+    assert seen == [str(each) for each in range(begun)]
+    assert longest <= ENTRIES_A_PASS
+
+
+def test_what_is_left_of_long_messages_is_read_when_their_stream_ends() -> None:
+    for end in ("half_close", "closed"):
+        later, seen, _, session = taking_turns()
+        session.receive(named(range(3 * ENTRIES_A_PASS)))
+        at_once = len(seen)
+        getattr(session, end)()
+
+        assert (at_once, len(seen)) == (ENTRIES_A_PASS, 3 * ENTRIES_A_PASS)
+        later.round()
+        assert len(seen) == 3 * ENTRIES_A_PASS
+
+
+def test_a_stream_that_sends_more_than_there_is_time_for_is_read_at_once() -> None:
+    _, seen, _, session = taking_turns()
+    for _ in range(MAX_PUT_OFF):
+        session.receive(named(range(2 * ENTRIES_A_PASS)))
+    waiting = len(seen)
+    session.receive(named(range(2 * ENTRIES_A_PASS)))
+
+    assert (waiting, len(seen)) == (ENTRIES_A_PASS, (MAX_PUT_OFF + 1) * 2 * ENTRIES_A_PASS)
+
+
+def test_a_message_that_cannot_be_read_does_not_cost_those_after_it() -> None:
+    later, seen, call, session = taking_turns()
+    session.receive(named(range(ENTRIES_A_PASS + 1)))
+    session.receive(b"\xff\xff\xff")
+    session.receive(named([99]))
+    while later.round():
+        pass
+
+    assert call.code is Code.INVALID_ARGUMENT
+    assert seen == [*map(str, range(ENTRIES_A_PASS + 1)), "99"]
 
 
 def test_garbage_ends_the_stream_as_an_invalid_argument() -> None:

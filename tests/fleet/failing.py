@@ -186,8 +186,7 @@ class Fleet:
         heappush(self.ends, (now + took_s + LAG_S, next(self.serial), pick, how, took_s))
 
     def _pick(self, picker: Picker, info: RequestInfo, now: float) -> Pick | None:
-        found = picker.pick_row(self.pool.columns(now=now), info, now=now)
-        result = found or picker.pick(self.pool.snapshot(now=now), info)
+        result = picker.pick(self.pool.columns(now=now), info, now=now)
         return result if isinstance(result, Pick) else None
 
     def _end(self, at_s: float, _: int, pick: Pick, how: How | None, took_s: float) -> None:

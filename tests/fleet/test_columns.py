@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from extproc.fleet.columns import MAX_MODELS, Columns
 from extproc.fleet.evidence import Evidence
-from extproc.fleet.peerpicks import PeerPick
 from extproc.fleet.pool import Pool, PoolSettings
 from extproc.types import EndpointView, Pick
 from tests.builders import BASE, address, cards, endpoint_view, fill, report, request
 from tests.fleets import Shown, columns_of, fleet, view
+from tests.otherrouters import OtherRouter
 from tests.strategies import ADAPTERS
 
 NUM_FLEETS, NUM_CHANGES = 100, 12
@@ -99,10 +99,9 @@ class _Life:
     def __init__(self, seed: int) -> None:
         self._rng, self.now, self._num = random.Random(seed), 0.0, 0
         self._ours: list[str] = []
-        self._told: list[str] = []
         settings = PoolSettings(max_loras=2, max_cpu_loras=3, report_expiry_s=2.0)
         self.pool = fill(Pool(settings), 1, 2, 3, adapters=ADAPTERS, load=report())
-        self.pool.told.begin("x", now=0.0)
+        self._other = OtherRouter(self.pool)
 
     def step(self) -> None:
         """Have something happen."""
@@ -133,12 +132,13 @@ class _Life:
             )
 
     def _tell(self, where: str) -> None:
-        if self._told and self._rng.random() < 0.5:
-            self.pool.told.finish(self._told.pop(), now=self.now)
+        other, rng = self._other, self._rng
+        other.is_lost = rng.random() < 0.2
+        if other.flights and rng.random() < 0.5:
+            other.end([*other.flights][-1], now=self.now, has_run=rng.random() < 0.8)
             return
-        self._told.append(f"x-{self._num}")
-        adapter = self._rng.choice((None, *ADAPTERS))
-        self.pool.told.start(PeerPick(self._told[-1], where, adapter, 500, 0.0), now=self.now)
+        adapter = rng.choice((None, *ADAPTERS))
+        other.start(str(self._num), rng.choice((1, 2, 3)), adapter, now=self.now, body_bytes=500)
 
     def _report(self, where: str) -> None:
         rng = self._rng
@@ -164,9 +164,10 @@ class _Life:
         elif kind == 3 and self._ours:
             pool.flights.move(self._ours[-1], where, now=self.now)
         else:
-            self._told.clear()
-            rng.choice((pool.told.forget, pool.told.begin))("x", now=self.now)
-            pool.told.begin("x", now=self.now)
+            if rng.random() < 0.5:
+                self._other.leave(now=self.now)
+            self._other.is_lost = False
+            self._other.tell_whole(now=self.now)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -241,3 +242,18 @@ def test_an_adapter_that_has_no_requests_is_counted_off_without_effect() -> None
     columns.count(0, "b", 0)
 
     assert shown(columns) == before
+
+
+@pytest.mark.parametrize("see", [lambda columns: columns.candidates([0]), lambda c: [*c.views]])
+def test_what_was_seen_of_requests_stays_as_it_was_while_more_begin_and_end(
+    see: Callable[[Columns], Sequence[EndpointView]],
+) -> None:
+    columns = columns_of([endpoint_view(1, pending_by_adapter={"a": 1})])
+    for num in (2, 3, 0):
+        before, seen = dict(columns.pending(0)), see(columns)
+        columns.count(0, "a", num)
+        columns.count(0, "b", num)
+        columns.outdated.add(0)  # as whoever writes the row's load says
+
+        assert seen[0].pending_by_adapter == before
+    assert columns.pending(0) == {}

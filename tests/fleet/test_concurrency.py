@@ -15,21 +15,22 @@ from extproc.fleet.concurrency import (
     LONG_S,
     NUM_WAITING,
     SPARE,
+    START,
+    START_S,
     Room,
 )
 from extproc.fleet.listeners import NOBODY, Nobody, WaitingLine
-from extproc.fleet.peerpicks import PeerPick
 from extproc.fleet.pool import Pool, PoolSettings
 from extproc.fleet.serverflags import ServerFlags
 from extproc.types import Endpoint
 from tests.builders import address, endpoint, pick, report, request
+from tests.otherrouters import OtherRouter
 
 REPORT_S = 0.05
 
 
 def has_room(room: Room, num_known: int, most: int | None, *, is_known: bool) -> bool:
-    places, num_taken = room.places(num_known, most, is_known=is_known)
-    return num_taken < places
+    return room.is_open(num_known, most, is_known=is_known)
 
 
 class Engine:
@@ -50,8 +51,10 @@ class Engine:
         for _ in range(num):
             self.room.end(self.picks.pop(0))
 
-    def says(self, num_running: int, num_waiting: int = 0, **fields: Any) -> None:
-        """Have it report after a while."""
+    def says(
+        self, num_running: int, num_waiting: int = 0, next_s: float = REPORT_S, **fields: Any
+    ) -> None:
+        """Have it report after a while, and for the next time after `next_s`."""
         self.now += REPORT_S
         found = report(num_running=num_running, num_waiting=num_waiting, **fields)
         self.room.reported(
@@ -60,16 +63,17 @@ class Engine:
             num_requests=len(self.picks),
             asked_at_s=self.now - 0.002,
             taken_at_s=self.now,
+            next_s=next_s,
         )
 
     def places(self, most: int | None = None, *, is_known: bool = True) -> int:
         """How many it has room for until the next report."""
         room = deepcopy(self.room)
-        for num in range(100):
+        for num in range(1000):
             if not has_room(room, len(self.picks) + num, most, is_known=is_known):
                 return num
             room.begin(self.now)
-        return 100
+        return 1000
 
     def _num_since(self, at_s: float) -> int:
         return sum(picked_s > at_s for picked_s in self.picks)
@@ -84,13 +88,108 @@ def full_engine(num_running: int = 8, num_waiting: int = 4) -> Engine:
     return engine
 
 
-def test_nothing_is_known_of_an_engine_in_which_nobody_has_waited() -> None:
-    engine = Engine()
-    engine.pick(50)
-    engine.says(30)
-    engine.says(50)
+def test_an_engine_of_which_nothing_is_known_gets_a_few_and_then_twice_as_many() -> None:
+    engine, found = Engine(), []
+    for _ in range(4):
+        engine.says(len(engine.picks))
+        found.append(engine.places())
+        engine.pick(found[-1])
 
-    assert engine.places() == 100
+    assert found == [START, 2 * START, 4 * START, 8 * START]
+
+
+@given(st.floats(START_S / 10, 20 * START_S), st.integers(0, 50))
+def test_where_reports_are_rare_an_engine_of_which_nothing_is_known_gets_as_many_more(
+    next_s: float, num_waiting: int
+) -> None:
+    engine = Engine()
+    engine.says(0, next_s=next_s)
+    idle = engine.places()
+    engine.says(0, num_waiting, next_s=next_s)
+
+    assert idle == round(START * max(1.0, next_s / START_S))
+    assert engine.room._most_open == idle - num_waiting
+
+
+@given(st.integers(1, 60))
+def test_picks_of_a_long_time_between_reports_are_no_reason_to_give_as_many_at_once(
+    num_intervals: int,
+) -> None:
+    """20 in each interval, in which START are tried anyway."""
+    engine = Engine()
+    engine.says(0)
+    for _ in range(20 * num_intervals):
+        engine.room.begin(engine.now)
+        engine.room.end(engine.now)
+    engine.now += (num_intervals - 1) * REPORT_S
+    engine.says(0)
+    num = engine.room._most_open
+
+    assert 2 * 20 <= num <= 2 * 20 + 1 or num == START
+
+
+@given(st.floats(START_S, 1.0))
+def test_a_report_is_due_when_half_of_those_have_begun_that_are_tried(next_s: float) -> None:
+    engine = Engine()
+    engine.says(0)
+    engine.says(0, next_s=next_s)
+    most = engine.room._most_open
+    due = [engine.room.begin(engine.now) for _ in range(most)]
+
+    assert due == [2 * number >= most for number in range(1, most + 1)]
+
+
+def test_of_an_engine_whose_limit_is_known_no_report_is_due_for_many_picks() -> None:
+    engine = Engine()
+    engine.says(3)
+    engine.says(3, 5)
+
+    assert engine.room.limit == 3
+    assert not any(engine.room.begin(engine.now) for _ in range(10 * START))
+
+
+@given(st.integers(1, 300))
+def test_of_many_that_come_at_once_few_wait_in_an_engine_and_soon_all_run_that_can(
+    limit: int,
+) -> None:
+    engine, steps, most_waiting = Engine(), count(), 0
+    engine.says(0)
+    for _ in range(12):
+        engine.pick(engine.places())
+        num = min(limit, len(engine.picks))
+        most_waiting = max(most_waiting, len(engine.picks) - num)
+        engine.says(num, len(engine.picks) - num, generated_tokens=2 * limit * next(steps))
+
+    assert num == limit
+    assert most_waiting <= START + limit
+
+
+def test_short_requests_whose_ends_are_told_late_are_soon_not_held() -> None:
+    """None of them has ended by what we have heard, and no report shows any."""
+    engine = Engine()
+    for _ in range(4):
+        engine.says(0)
+        engine.pick(min(100, engine.places()))
+    engine.says(0)
+
+    assert len(engine.picks) > 2 * START
+    assert engine.places() >= 200
+
+
+def test_what_an_engine_got_at_once_long_ago_does_not_count() -> None:
+    engine = Engine()
+    for _ in range(4):
+        engine.says(0)
+        engine.pick(engine.places())
+    engine.end(len(engine.picks))
+    for _ in range(int(FORGET_S / REPORT_S) + 2):
+        engine.says(0)
+
+    assert engine.places() == START
+
+
+def test_an_engine_without_a_report_that_is_trusted_gets_whatever_comes() -> None:
+    assert Engine().places(is_known=False) == 1000
 
 
 def test_sequences_that_ended_before_others_of_their_request_are_no_late_ends() -> None:
@@ -390,11 +489,11 @@ def test_an_endpoint_has_room_as_configured_for_its_group() -> None:
 def test_picks_that_are_told_take_room_until_they_end() -> None:
     made = pool(max_in_flight=1)
     made.record_report(address(1), report(), taken_at_s=0.5)
-    made.told.begin("r", now=0.0)
-    made.told.start(PeerPick("r-1", address(1), None, 0, 0.0), now=1.0)
+    other = OtherRouter(made)
+    other.start(adapter=None, now=1.0)
     assert not made.snapshot(now=1.0).endpoints[0].has_room
 
-    made.told.finish("r-1", now=1.1)
+    other.end(now=1.1)
     assert made.snapshot(now=1.1).endpoints[0].has_room
 
 

@@ -229,8 +229,12 @@ def test_the_tokens_of_the_last_minutes_are_known_and_no_others() -> None:
 
     assert engine.decoding.tokens_between(20.0, 199.0) is None
     assert engine.decoding.tokens_between(100.0, 199.0) is not None
-    assert engine.decoding.tokens_between(100.0, 200.5) is not None  # its report is under way
-    assert engine.decoding.tokens_between(100.0, 202.0) is None
+    # Its report is under way, for which nobody may have asked yet.
+    at_once, later = (engine.decoding.tokens_between(100.0, at_s) for at_s in (200.5, 202.0))
+    assert at_once is not None
+    assert later is not None
+    assert later - at_once == pytest.approx(1.5 / engine.token_s(8), rel=0.1)
+    assert engine.decoding.tokens_between(100.0, 203.0) is None
 
 
 def test_tokens_before_a_restart_are_not_mixed_with_those_after_it() -> None:
@@ -255,3 +259,23 @@ def test_the_view_of_an_endpoint_has_what_was_learned_of_it_beside_its_other_cos
     assert busy.costs._most_running(engine.token_s(30) / 2) == pytest.approx(15, rel=0.1)
     assert new.costs._most_running(engine.token_s(30) / 2) == inf
     assert busy.costs.cold_load_s == new.costs.cold_load_s
+
+
+@pytest.mark.parametrize("has_run_through", [True, False])
+def test_a_long_interval_counts_if_a_request_ran_through_it_as_the_engine_may_have_been_idle(
+    has_run_through: bool,
+) -> None:
+    decoding = Decoding()
+    for number in range(20):
+        made = report(num_running=1, generated_tokens=100 * number)
+        decoding.record(made, taken_at_s=2.0 * number, has_run_through=has_run_through)
+
+    learned = decoding.learned
+    assert (learned is not None and learned.token_s == pytest.approx(0.02)) == has_run_through
+    assert (learned is None) != has_run_through
+    assert (decoding.unseen_s > 0) != has_run_through
+
+    for number in range(40, 50):
+        made = report(num_running=1, generated_tokens=100 * number)
+        decoding.record(made, taken_at_s=2.0 * number, has_run_through=True)
+    assert decoding.unseen_s == 0

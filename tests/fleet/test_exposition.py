@@ -13,7 +13,7 @@ from extproc.bounds import MAX_COUNT, MAX_WALL_S
 from extproc.errors import ExpositionError
 from extproc.fleet.engines import PROFILES, EngineProfile
 from extproc.fleet.exposition import MAX_ADAPTERS, MAX_NAMES, MAX_SERIES, parse_report
-from extproc.fleet.textformat import MAX_LINE_BYTES
+from extproc.fleet.textformat import MAX_LINE_BYTES, Lines
 from extproc.types import LoadReport
 
 GOLDEN = (Path(__file__).parents[1] / "golden" / "vllm-0.32-metrics.txt").read_bytes()
@@ -237,6 +237,42 @@ def test_blanks_before_lines_are_left_out_of_pages_of_any_length() -> None:
     lines = [f"  other{number} 1\n" for number in range(5000)]
 
     assert read(*lines, "\t vllm:num_requests_running 3\n", *lines).num_running == 3
+    assert read("\t vllm:num_requests_running 3\n").num_running == 3
+
+
+def test_the_first_line_may_be_a_series_and_a_line_that_begins_as_its_name_does_is_none() -> None:
+    line = "vllm:num_requests_running 3\n"
+
+    assert read(line).num_running == 3
+    assert read("vllm:num_requests_running_too 4\n", line).num_running == 3
+
+
+def test_of_a_page_of_usual_lines_there_is_no_copy() -> None:
+    page = b"# a comment\nvllm:num_requests_running 3\n"
+
+    assert Lines(page).page is page
+
+
+@pytest.mark.parametrize("num_bytes", [0, 2**18 - 30, 2**18 - 1, 2**18, 2**18 + 1, 10**6])
+def test_a_family_is_found_wherever_it_stands(num_bytes: int) -> None:
+    before = "# " + num_bytes * "x" + "\n"
+
+    assert read(before, "vllm:num_requests_running 3\n").num_running == 3
+
+
+def test_who_reads_a_long_page_may_rest_again_and_again() -> None:
+    num_rests = 0
+
+    def rest() -> None:
+        nonlocal num_rests
+        num_rests += 1
+
+    lines = [info_line(f"a{number}", "", START_S + number) for number in range(10_000)]
+    page = "".join(["vllm:num_requests_running 3\n", *lines]).encode()
+    report = parse_report(page, VLLM, rest)
+
+    assert report == parse_report(page, VLLM)
+    assert num_rests > 10_000  # at each series, and where none is found
 
 
 def test_no_more_adapters_of_a_level_are_taken() -> None:

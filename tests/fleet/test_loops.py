@@ -263,14 +263,14 @@ async def test_limited_pokes_cause_one_visit_now_and_one_after_the_interval() ->
 
 
 @in_virtual_time
-async def test_a_visit_can_wait_for_whole_intervals_and_a_poke_ends_that() -> None:
+async def test_a_visit_can_wait_for_longer_and_a_poke_ends_that() -> None:
     class Patient(EndpointLoops):
         num_waits = 0
 
-        def can_wait(self, address: str) -> bool:
+        def wait_s(self, address: str) -> float | None:
             assert address == A.address
             self.num_waits += 1
-            return self.num_waits % 4 != 0
+            return 0.5 if self.num_waits % 4 else None
 
     visits, begun_s, loop = Visits(), list[float](), asyncio.get_running_loop()
     visits.behave[A.address] = lambda: begun_s.append(loop.time())

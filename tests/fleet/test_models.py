@@ -22,6 +22,7 @@ from extproc.fleet.models import (
     decode_models,
     fetch_list,
 )
+from extproc.fleet.pace import Pace, Rest
 from extproc.fleet.podclient import PodClient
 from extproc.fleet.podhttp import TooLargeError
 from extproc.openai import models_body
@@ -170,9 +171,11 @@ class Listener:
     def poller(self, interval_s: float) -> ModelsPoller:
         return ModelsPoller(
             LoopSettings(interval_s, 5.0, 0.01, {"Authorization": "Bearer key"}),
+            Pace(1.0, 2.0, models_interval_s=interval_s),
             on_models=lambda *told: self.told.put_nowait(told),
             on_failure=lambda *told: self.told.put_nowait(told),
             clock=lambda: 42.0,
+            cpu_clock=lambda: 42.0,
             rng=Random(1),
         )
 
@@ -262,13 +265,15 @@ async def test_a_look_polls_long_before_it_is_time_and_a_second_one_waits() -> N
 
 
 async def test_a_server_whose_list_is_dear_to_read_is_visited_less_often() -> None:
-    """Three readings of the clock a visit: asked, answered, read. Each is a second later here."""
+    """Two readings of CPU time a visit: answered, read. Each is a second later here."""
     seconds = itertools.count()
     poller = ModelsPoller(
         LoopSettings(1.0, 5.0, 5.0),
+        Pace(1.0, 2.0),
         on_models=lambda *_told: None,
         on_failure=lambda *_told: None,
-        clock=lambda: float(next(seconds)),
+        clock=lambda: 0.0,
+        cpu_clock=lambda: float(next(seconds)),
         rng=Random(1),
     )
     async with Pod().serve() as url:
@@ -276,3 +281,20 @@ async def test_a_server_whose_list_is_dear_to_read_is_visited_less_often() -> No
             visit = poller._begin(client, Endpoint(host_and_port(url)))
 
             assert await visit() == pytest.approx(1.0 / READING_SHARE)
+
+
+async def test_beyond_the_budget_of_all_questions_models_are_asked_for_less_often() -> None:
+    pace = Pace(1.0, 2.0, budget=1e-6, models_interval_s=0.5)
+    poller = ModelsPoller(
+        LoopSettings(0.5, 5.0, 5.0),
+        pace,
+        on_models=lambda *_told: None,
+        on_failure=lambda *_told: None,
+        clock=lambda: 0.0,
+        cpu_clock=lambda: 0.0,
+        rng=Random(1),
+    )
+    before_s, _ = poller.interval_s(), Rest(pace, Random(1))
+
+    assert before_s == 0.5
+    assert poller.interval_s() > 50

@@ -52,6 +52,12 @@ def outliers(addresses: Iterable[str] = "abc", **fields: Any) -> Outliers:
     return made
 
 
+def taken(made: Outliers) -> list[Ejection | Readmission]:
+    """What has changed since the last time."""
+    changes = made.ejections.changes
+    return [changes.popleft() for _ in range(len(changes))]
+
+
 def tell(
     made: Outliers,
     address: str,
@@ -96,8 +102,7 @@ def test_so_many_failures_in_a_row_of_what_others_serve_eject(verdict: Evidence)
     tell(made, "a", verdict)
 
     assert (before, ejected(made, 0.0)) == ("", "a")
-    assert made.ejections.take_changes() == [Ejection("a", Cause.CONSECUTIVE_FAILURES, BASE_S)]
-    assert made.ejections.take_changes() == []
+    assert taken(made) == [Ejection("a", Cause.CONSECUTIVE_FAILURES, BASE_S)]
 
 
 def test_what_a_request_rarely_explains_needs_few_that_were_served_elsewhere() -> None:
@@ -230,7 +235,7 @@ def test_one_whose_failures_others_turn_out_to_share_is_back_at_once() -> None:
             tell(made, address, FAILED, now=2.0)
 
     assert ejected(made, 2.0, "abcd") == ""
-    assert made.ejections.take_changes()[1:] == [Readmission("a")]
+    assert taken(made)[1:] == [Readmission("a")]
     assert made._records["a"].count == 0  # that one did not count
 
 
@@ -428,7 +433,7 @@ def test_one_that_cannot_be_reached_is_ejected_at_once_and_shortly() -> None:
 
     assert ejected(made, 10.0 + UNREACHABLE_S) == "a"
     assert ejected(made, 10.1 + UNREACHABLE_S) == ""
-    assert made.ejections.take_changes() == [Ejection("a", Cause.UNREACHABLE, UNREACHABLE_S)]
+    assert taken(made) == [Ejection("a", Cause.UNREACHABLE, UNREACHABLE_S)]
 
 
 def test_an_answer_to_a_call_of_ours_made_since_ends_that() -> None:
@@ -657,18 +662,18 @@ def test_the_end_of_an_ejection_is_news_whatever_ends_it() -> None:
     serve(made)
     eject(made, "a", 0.0)
     tell(made, "b", UNREACHABLE)
-    assert [type(each) for each in made.ejections.take_changes()] == [Ejection]
+    assert [type(each) for each in taken(made)] == [Ejection]
     tell(made, "a", *[SERVED] * NUM_TRIALS, now=BASE_S + 1)
-    passed = made.ejections.take_changes()
+    passed = taken(made)
     tell(made, "b", UNREACHABLE, now=BASE_S + 2)
     made.record_answer("b", asked_at_s=BASE_S + 3)
-    answered = made.ejections.take_changes()
+    answered = taken(made)
     eject(made, "c", BASE_S + 4)
     made.configure(OutlierSettings(enabled=False))
 
     assert passed == [Readmission("a")]
     assert answered == [Ejection("b", Cause.UNREACHABLE, UNREACHABLE_S), Readmission("b")]
-    assert made.ejections.take_changes()[1:] == [Readmission("c", is_recovered=False)]
+    assert taken(made)[1:] == [Readmission("c", is_recovered=False)]
 
 
 def test_news_that_nobody_asks_for_are_bounded() -> None:
@@ -677,7 +682,7 @@ def test_news_that_nobody_asks_for_are_bounded() -> None:
         tell(made, "a", SERVED, UNREACHABLE, now=float(number))
         made.record_answer("a", asked_at_s=number + 0.5)
 
-    assert len(made.ejections.take_changes()) == MAX_CHANGES
+    assert len(made.ejections.changes) == MAX_CHANGES
 
 
 # --- what attempts say ----------------------------------------------------------------------

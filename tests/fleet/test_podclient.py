@@ -347,7 +347,7 @@ class DeafTransport(asyncio.Transport):
 
 
 async def test_a_long_body_is_held_once_while_it_arrives_and_when_it_is_whole() -> None:
-    num, piece = 16 * MIB, bytes(MIB // 4)
+    num, piece = 8 * MIB, bytes(MIB // 4)
     connection = podclient._Connection(asyncio.get_running_loop(), Room().lease())
     connection.connection_made(DeafTransport())
     answer = connection.ask(b"", num)

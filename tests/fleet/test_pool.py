@@ -23,7 +23,6 @@ from extproc.fleet.cachesize import MAX_BODY_BYTES, OBSERVATIONS_PER_LOOK
 from extproc.fleet.ejections import Cause, OutlierSettings
 from extproc.fleet.evidence import Evidence
 from extproc.fleet.foreign import ALONE_S, STEADY_S
-from extproc.fleet.peerpicks import PeerPick
 from extproc.fleet.pool import InFlight, Pool, PoolSettings
 from extproc.fleet.serverflags import ServerFlags
 from extproc.fleet.tracked import MAX_SILENCES, RESTART_TOLERANCE_S
@@ -41,6 +40,7 @@ from tests.builders import (
     report,
     request,
 )
+from tests.otherrouters import OtherRouter
 from tests.strategies import ADAPTERS, reports
 
 EXPIRY_S = 2.0
@@ -129,6 +129,33 @@ def test_an_endpoint_without_a_report_is_unknown_not_idle() -> None:
     seen = view(pool())
 
     assert (seen.is_known, seen.reported_at_s, seen.num_pending) == (False, None, 0)
+
+
+@pytest.mark.parametrize("failure", ["", "no report", "no models", "no connection"])
+def test_a_report_that_nobody_asked_to_replace_expires_later_unless_a_call_fails(
+    failure: str,
+) -> None:
+    made, rest_s = pool(1), 5.0
+    made.record_report(address(1), report(), taken_at_s=1.0, rest_s=rest_s)
+    due = view(made, now=1.0).is_known
+    if failure == "no report":
+        made.record_late(address(1))
+    elif failure == "no models":
+        made.record_silence(address(1))
+    elif failure == "no connection":
+        made.record_unreachable(address(1))
+    in_time = view(made, now=1.0 + EXPIRY_S).is_known
+    late = view(made, now=1.0 + rest_s + EXPIRY_S).is_known
+
+    assert (due, in_time, late) == (True, True, not failure)
+    assert not view(made, now=1.1 + rest_s + EXPIRY_S).is_known
+
+
+def test_of_a_strange_endpoint_no_report_is_late_or_as_expected() -> None:
+    made = pool(1)
+    made.record_late(address(9))
+
+    assert not made.is_expected(address(9))
 
 
 def test_a_report_is_trusted_until_it_expires_and_a_new_one_is_trusted_again() -> None:
@@ -697,23 +724,16 @@ def test_picks_that_the_report_leaves_no_room_for_are_ended_oldest_first() -> No
     assert reconciled(0, grace_s=0.0) == ["0", "1", "2", "3"]
 
 
-def test_a_told_pick_stays_on_a_page_that_lacks_it_until_the_pod_served_a_later_one_of_ours() -> (
-    None
-):
-    """As long as an access log tells of ends: a pod may hold a request that it does not show."""
-    trust = by_pages(1.0)._replace(has_other=lambda: True)
+def test_a_request_that_another_router_tells_of_stays_on_a_page_that_lacks_it() -> None:
+    """Its router knows of the end, and tells."""
     made = pool()
-    made.told.begin("other", now=0.0)
-    made.told.start(PeerPick("other-1", address(1), None, 10, 0.0), now=0.0)
-    in_flight = []
-    for served_s in (0.0, 9.0, 10.0):
-        start(made, f"mine-{served_s}", now=served_s)
-        made.flights.finish(f"mine-{served_s}", now=served_s + 0.5, verdict=Evidence.SERVED)
-        made.record_report(address(1), report(), taken_at_s=served_s + 2.0)
-        made.flights.reconcile(address(1), trust, now=served_s + 2.0)
-        in_flight.append(made.told.num_in_flight)
+    OtherRouter(made).start(adapter=None)
+    start(made, "mine")
+    made.flights.finish("mine", now=9.0, verdict=Evidence.SERVED)
+    made.record_report(address(1), report(), taken_at_s=99.0)
+    made.flights.reconcile(address(1), by_pages(1.0), now=99.0)
 
-    assert in_flight == [1, 1, 0]
+    assert made.told.num_in_flight == 1
 
 
 def test_nothing_is_reconciled_with_an_endpoint_that_never_reported() -> None:
@@ -1496,17 +1516,18 @@ def test_the_size_of_the_kv_cache_is_the_reported_one() -> None:
 
 def test_picks_of_other_routers_fill_the_kv_cache_as_well() -> None:
     made = begun()
-    made.told.begin("other", now=0.0)
-    made.told.start(PeerPick("other-1", address(1), None, 300_000, 0.0), now=0.0)
+    OtherRouter(made).start(adapter=None, body_bytes=300_000)
 
     assert made.prefix_index.find(BEGUN) == {}
 
 
 def test_a_pick_that_is_told_again_over_a_new_link_fills_the_kv_cache_once() -> None:
     made = pool()
-    for told_s in (0.0, 100.0, 200.0):
-        made.told.begin("other", now=told_s)
-        made.told.start(PeerPick("other-1", address(1), None, 50_000, told_s), now=told_s)
+    other = OtherRouter(made)
+    other.start(adapter=None, body_bytes=50_000)
+    for told_s in (100.0, 200.0):
+        other.leave(now=told_s)
+        other.tell_whole(now=told_s)
 
     assert made._tracked[address(1)].kv_cache.computed_bytes == 50_000
 
@@ -1574,13 +1595,6 @@ def test_a_pick_in_flight_keeps_what_is_cached_where_it_may_go_and_no_more() -> 
     assert moved.pick.request.cached_bytes == {address(1): 1024}
 
 
-def test_a_pick_in_flight_keeps_no_state_of_the_endpoints() -> None:
-    made = pool(1)
-    made.flights.start(pick(candidates=made.snapshot(now=0.0).endpoints), now=0.0)
-
-    assert [flight.pick.candidates for flight in made.flights] == [()]
-
-
 def test_only_the_rest_of_a_prompt_is_to_be_computed() -> None:
     made = pool(1, 2)
     info = replace(BEGUN, cached_bytes={address(1): 2048})
@@ -1604,29 +1618,7 @@ def test_a_late_end_says_nothing_of_the_process_that_came_back_under_the_address
     assert made._tracked[address(1)].kv_cache.computed_bytes == 0
 
 
-# --- picks that were ever counted ---------------------------------------------------------------
-
-
-def test_picks_of_all_routers_are_counted_and_those_that_have_not_ended_hide_the_count() -> None:
-    made, seen = pool(1), list[int | None]()
-
-    def look() -> None:
-        seen.append(made.num_picks(address(1)))
-
-    look()
-    start(made, adapter=None)
-    look()
-    made.flights.finish("pick-1", now=1.0)
-    look()
-    made.told.begin("other", now=1.0)
-    made.told.start(PeerPick("other-1", address(1), None, 10, 0.0), now=1.0)
-    look()
-    made.told.finish("other-1", now=2.0)
-    look()
-    made.set_endpoints([])
-    look()
-
-    assert seen == [0, None, 1, None, 2, None]
+# --- rows and views ------------------------------------------------------------------------------
 
 
 def test_a_view_is_made_once_for_each_change() -> None:

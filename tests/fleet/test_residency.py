@@ -506,6 +506,35 @@ def test_a_clock_that_is_set_misplaces_nothing_beyond_one_report(
         assert second in (0, 20) or order.index("theirs") < order.index("between")
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.tuples(adapter_names, st.integers(1, 50)), max_size=5),
+            st.booleans(),
+            st.none() | adapter_names,
+        ),
+        max_size=12,
+    )
+)
+def test_a_log_that_is_the_last_one_says_what_an_equal_one_does(
+    pages: list[tuple[list[tuple[str, int]], bool, str | None]],
+) -> None:
+    same, equal = (Residency(max_loras=3, max_cpu_loras=None) for _ in range(2))
+    log: tuple[tuple[str, float], ...] = ()
+    for now, (entries, is_new, sent) in enumerate(pages, start=1):
+        if is_new:
+            log = tuple((name, WALL_S + at_s) for name, at_s in dict(entries).items())
+        if sent is not None:
+            same.start(sent)
+            equal.start(sent)
+        active = frozenset(name for name, at_s in log if at_s == max(at for _, at in log))
+        for made, said in ((same, log), (equal, tuple(each for each in log))):
+            report = LoadReport(max_loras=3, active_adapters=active, adapter_log=said)
+            made.record_report(report, taken_at_s=float(now))
+
+        assert same.arranged == equal.arranged
+
+
 def test_names_of_the_first_listing_were_loaded_before_all_else(residency: Residency) -> None:
     residency.record_report(report(("a1", WALL_S)), taken_at_s=0.0)
     residency.record_registered(["a0", "a1", "a2", "a3", "a4"], now=1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from extproc.fleet.residency import Residency
+from extproc.fleet.residency import OWN, SAME, Change, Residency
 from extproc.types import LoadReport
 
 NAMES = ("a", "b", "c", "d", "e", "f")
@@ -24,7 +24,7 @@ _EVENTS = st.lists(
 )
 
 
-def _apply(residency: Residency, event: tuple[object, ...], now: float) -> None:
+def _apply(residency: Residency, event: tuple[object, ...], now: float) -> Change:
     match event:
         case ("report", list() as active, list() as ended, slots):
             log = [(name, 1e9 + now) for name in active]
@@ -38,9 +38,10 @@ def _apply(residency: Residency, event: tuple[object, ...], now: float) -> None:
                 taken_at_s=now,
             )
         case ("start", str() as name):
-            residency.start(name)
+            return residency.start(name)
         case ("finish", str() as name, bool() as has_run, bool() as is_late):
-            residency.finish(name, now=now - (5.0 if is_late else 0.25), has_run=has_run)
+            at_s = now - (5.0 if is_late else 0.25)
+            return residency.finish(name, now=at_s, has_run=has_run)
         case ("stated", list() as gpu, cpu):
             residency.record_report(
                 LoadReport(
@@ -54,11 +55,12 @@ def _apply(residency: Residency, event: tuple[object, ...], now: float) -> None:
             residency.record_registered(names, now=now)
         case ("resize", size):
             residency.resize(size if isinstance(size, int) else None)
+    return OWN
 
 
 # Another adapter is touched; adapters are evicted; too many are the oldest, then one less; slots
 # change; one of several requests of an adapter that does not hold a slot ends; one ended before
-# another was used; one begins beside others'.
+# another was used; one begins beside others', and ends; and one that others run, too.
 @example([("report", [], [], None), ("report", [], ["a"], None)], None)
 @example(
     [
@@ -81,19 +83,31 @@ def _apply(residency: Residency, event: tuple[object, ...], now: float) -> None:
     None,
 )
 @example([("report", ["d", "e"], [], 3), ("start", "d")], None)
+@example([("report", ["a"], ["c"], 3), ("start", "a"), ("start", "b")], 4)
+@example(
+    [
+        *(("report", ["a"], ["c"], 3), ("start", "a"), ("start", "b")),
+        ("finish", "b", True, False),
+    ],
+    4,
+)
 @settings(max_examples=200)
 @given(_EVENTS, st.sampled_from([None, 2, 4]))
 def test_what_is_kept_is_what_would_be_concluded_afresh(
     events: list[tuple[object, ...]], cached: int | None
 ) -> None:
-    """After each event, also where everything is trimmed each time."""
+    """After each event, also where everything is trimmed each time; and where a request is said to
+    change nothing, the same adapters are resident."""
     kept, afresh = (Residency(max_loras=2, max_cpu_loras=cached) for _ in range(2))
     for number, event in enumerate(events):
         afresh._num_kept = -1
-        for residency in (kept, afresh):
-            _apply(residency, event, float(number))
-        afresh._arranged = None
+        before = kept.arranged
+        _apply(afresh, event, float(number))
+        change = _apply(kept, event, float(number))
+        afresh._ordered = None
 
+        if change == SAME:
+            assert [*map(set, kept.arranged)] == [*map(set, before)]
         assert kept.gpu_adapters == afresh.gpu_adapters
         assert kept.cpu_adapters == afresh.cpu_adapters
         assert [kept.place(name) for name in NAMES] == [afresh.place(name) for name in NAMES]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path
 from random import Random
@@ -18,7 +18,7 @@ from extproc.fleet import scraper as scraper_module
 from extproc.fleet.engines import PROFILES
 from extproc.fleet.exposition import parse_report
 from extproc.fleet.loops import READING_SHARE, LoopSettings
-from extproc.fleet.pace import Pace
+from extproc.fleet.pace import LOOK_S, Pace
 from extproc.fleet.podclient import PodClient
 from extproc.fleet.scraper import Scraper
 from extproc.types import Endpoint, LoadReport
@@ -73,7 +73,7 @@ class Watch:
         tls: ssl.SSLContext | None = None,
         **options: Any,
     ) -> None:
-        self.reports: asyncio.Queue[tuple[str, LoadReport, float, float]] = asyncio.Queue()
+        self.reports: asyncio.Queue[tuple[str, LoadReport, float, float, float]] = asyncio.Queue()
         self.failures: asyncio.Queue[tuple[str, str, float]] = asyncio.Queue()
         self.scraper = Scraper(
             VLLM,
@@ -82,8 +82,9 @@ class Watch:
             on_report=lambda *told: self.reports.put_nowait(told),
             on_failure=lambda *told: self.failures.put_nowait(told),
             **{
-                "num_picks": lambda _address: None,
+                "is_expected": lambda _address: False,
                 "clock": asyncio.get_running_loop().time,
+                "cpu_clock": lambda: 0.0,
                 "rng": Random(1),
                 **options,
             },
@@ -262,9 +263,9 @@ async def test_a_long_page_is_not_kept() -> None:
 
 
 async def test_a_server_whose_page_is_dear_to_read_is_visited_less_often() -> None:
-    """Three readings of the clock a visit: asked, answered, read. Each is a second later here."""
+    """Two readings of CPU time a visit: answered, read. Each is a second later here."""
     seconds, pod = itertools.count(), Pod()
-    watch = Watch(clock=lambda: float(next(seconds)))
+    watch = Watch(cpu_clock=lambda: float(next(seconds)))
     async with pod.server() as url:
         with closing(PodClient()) as client:
             visit = watch.scraper._begin(client, Endpoint(host_and_port(url)))
@@ -272,33 +273,162 @@ async def test_a_server_whose_page_is_dear_to_read_is_visited_less_often() -> No
             assert await visit() == pytest.approx(1.0 / READING_SHARE)
 
 
-@pytest.mark.parametrize("news", ["a pick", "a pick that ended", "a closed connection", "it left"])
-async def test_a_quiet_pod_can_wait_until_something_happens_there(news: str) -> None:
-    pod, now, num_picks = Pod(), 0.0, dict[str, int | None]()
-    pod.page = "".join(
-        line for line in GOLDEN.splitlines(keepends=True) if "num_requests" not in line
-    )
-    pod.page += "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
-    watch = Watch(clock=lambda: now, num_picks=num_picks.get)
+@pytest.mark.parametrize("is_surprise", [False, True])
+async def test_a_report_that_is_due_sooner_is_asked_for_at_once(is_surprise: bool) -> None:
+    pod, surprising = Pod(), set[str]()
+    async with watching(pod, is_expected=lambda address: address not in surprising) as watch:
+        await watch.report()
+        ((address, (rest, _)),) = watch.scraper._rests.items()
+        while not rest.calm_s:
+            await watch.report()
+        watch.scraper.wait_s = lambda address: 3600.0  # type: ignore[method-assign]
+        await asyncio.sleep(0.2)
+        while not watch.reports.empty():
+            watch.reports.get_nowait()
+        if is_surprise:
+            surprising.add(address)
+        watch.scraper.due(address)
+        await watch.report()
+
+        assert bool(rest.calm_s) is not is_surprise
+
+
+async def test_failures_of_a_pod_that_does_not_wait_have_it_asked_no_sooner() -> None:
+    """It may fail each time, and then it is asked ever more rarely."""
+    pokes = list[str]()
+    async with watching(Pod(), is_expected=lambda _: False) as watch:
+        await watch.report()
+        watch.scraper.poke = lambda address, **_: pokes.append(address)  # type: ignore[method-assign]
+        ((address, _),) = watch.scraper._rests.items()
+        for _ in range(3):
+            watch.scraper.surprised(address)
+
+        assert pokes == []
+
+
+async def test_of_a_pod_that_is_not_there_no_report_is_due() -> None:
+    watch = Watch()
+    watch.scraper.due("10.0.0.1:8000")
+    watch.scraper.surprised("10.0.0.1:8000")
+
+    assert watch.reports.empty()
+    assert watch.failures.empty()
+
+
+@pytest.mark.parametrize("news", ["a pick too many", "a closed connection", "a failure", "it left"])
+async def test_a_pod_whose_reports_are_as_expected_can_wait_until_something_happens_there(
+    news: str,
+) -> None:
+    pod, now, surprising = Pod(), 0.0, set[str]()
+    watch = Watch(clock=lambda: now, is_expected=lambda address: address not in surprising)
     async with pod.server() as url:
         address = host_and_port(url)
-        num_picks[address] = 3
         with closing(PodClient()) as client:
-            visit, waited = watch.scraper._begin(client, Endpoint(address)), list[bool]()
-            for _ in range(20):
+            visit, waits_s = watch.scraper._begin(client, Endpoint(address)), list[float | None]()
+            for _ in range(80):
                 await visit()
-                waited.append(watch.scraper.can_wait(address))
-                now += 0.1
-            now -= 0.1
+                now += 0.002
+                waits_s.append(watch.scraper.wait_s(address))
+                now += waits_s[-1] or 0.05
 
-            assert (waited[0], waited[-1]) == (False, True)
+            assert waits_s[0] is None
+            assert waits_s[-1] == LOOK_S
             if news == "a closed connection":
                 client.close()
             elif news == "it left":
                 watch.scraper.set_endpoints([])
+            elif news == "a failure":
+                watch.scraper.surprised(address)
             else:
-                num_picks[address] = None if news == "a pick" else 4
-            assert not watch.scraper.can_wait(address)
+                surprising.add(address)
+            assert watch.scraper.wait_s(address) is None
+
+
+async def test_a_connection_that_a_waiting_pod_closes_is_followed_by_a_scrape_at_once() -> None:
+    """As when the pod's process ends: a scrape would not be due for an hour."""
+    watch = Watch(is_expected=lambda _: True)
+    requests = asyncio.Queue[asyncio.StreamWriter]()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        page = GOLDEN.encode()
+        while (await reader.read(4096)).endswith(b"\r\n\r\n"):
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(page) + page)
+            requests.put_nowait(writer)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    watch.scraper.wait_s = lambda address: 3600.0  # type: ignore[method-assign]
+    watch.scraper.set_endpoints([Endpoint(address)])
+    try:
+        writer = await asyncio.wait_for(requests.get(), 60)
+        await watch.report()
+        while not watch.scraper._rests[address][0].calm_s:
+            watch.scraper.poke(address)
+            writer = await asyncio.wait_for(requests.get(), 60)
+            await watch.report()
+        server.close()
+        writer.close()
+
+        await watch.failure()
+    finally:
+        await watch.scraper.aclose()
+
+
+async def test_a_pod_that_closes_what_is_idle_is_still_asked_less_often() -> None:
+    """Servers keep an idle connection for seconds, which is less than many pods may wait."""
+    pod, now = Pod(), 0.0
+    watch = Watch(clock=lambda: now, is_expected=lambda _: True)
+    async with pod.server() as url:
+        address = host_and_port(url)
+        with closing(PodClient()) as client:
+            visit = watch.scraper._begin(client, Endpoint(address))
+            for _ in range(80):
+                await visit()
+                now += 0.002
+                now += watch.scraper.wait_s(address) or 0.05
+            rest, _ = watch.scraper._rests[address]
+            for _ in range(20):
+                await visit()
+                now += 0.9
+                watch.scraper.closed(address)
+
+            assert watch.scraper.wait_s(address) is None
+            await visit()
+            assert rest.calm_s >= 0.7
+
+
+async def test_what_a_report_costs_counts_against_the_budget() -> None:
+    seconds, pod, pace = itertools.count(), Pod(), Pace(0.002, 2.0, budget=0.1)
+    watch = Watch(cpu_clock=lambda: float(next(seconds)))
+    watch.scraper._pace = pace
+    async with pod.server() as url:
+        with closing(PodClient()) as client:
+            visit, before = watch.scraper._begin(client, Endpoint(host_and_port(url))), pace.stretch
+            await visit()
+
+    assert pace.stretch > before
+
+
+async def test_what_goes_on_while_a_long_page_is_read_in_a_thread_is_none_of_its_cost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("extproc.fleet.scraper._MAX_KEPT_BYTES", 0)
+    monkeypatch.setattr("extproc.fleet.scraper._THREAD_FROM_BYTES", 1)
+    now, pod, costs_s = 0.0, Pod(), list[float]()
+    watch = Watch(cpu_clock=lambda: now)
+    monkeypatch.setattr(watch.scraper._pace, "read_page", costs_s.append)
+
+    async def read_long(read: Callable[..., object], *given: object) -> tuple[object, float]:
+        nonlocal now
+        now += 60.0  # of other tasks
+        return read(*given), 0.25
+
+    monkeypatch.setattr("extproc.fleet.scraper.read_long", read_long)
+    async with pod.server() as url:
+        with closing(PodClient()) as client:
+            await watch.scraper._begin(client, Endpoint(host_and_port(url)))()
+
+    assert costs_s == [0.25]
 
 
 async def test_all_pods_are_asked_less_often_while_the_event_loop_is_late() -> None:
@@ -309,13 +439,14 @@ async def test_all_pods_are_asked_less_often_while_the_event_loop_is_late() -> N
         pace,
         on_report=lambda *_: None,
         on_failure=lambda *_: None,
-        num_picks=lambda _: None,
+        is_expected=lambda _: False,
         clock=asyncio.get_running_loop().time,
+        cpu_clock=lambda: 0.0,
         rng=Random(1),
     )
     before_s = scraper.interval_s()
     for _ in range(10):
-        pace.delayed(0.5)
+        pace.delayed(0.5, 0.0)
 
     assert (before_s, watch.scraper.interval_s()) == (0.002, 0.002)
     assert scraper.interval_s() > 3 * before_s
@@ -341,8 +472,10 @@ async def test_a_server_behind_a_key_gets_it() -> None:
 async def test_a_report_carries_the_time_of_its_arrival_and_how_long_it_took() -> None:
     ticks = iter(range(0, 1000, 10))
     async with watching(Pod(), clock=lambda: float(next(ticks))) as watch:
-        _, report, taken_at_s, duration_s = await asyncio.wait_for(watch.reports.get(), 60)
+        told = await asyncio.wait_for(watch.reports.get(), 60)
 
+    _, report, taken_at_s, duration_s, rest_s = told
+    assert rest_s > 0.002
     # The request is sent at 0, answered at 10.
     assert (report, taken_at_s, duration_s) == (REPORT, 10.0, 10.0)
 

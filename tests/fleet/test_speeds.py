@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from extproc.costs import Costs, Load, Probe
 from extproc.fleet.evidence import Evidence
-from extproc.fleet.peerpicks import PeerPick
 from extproc.fleet.pool import Pool, PoolSettings
 from extproc.fleet.serverflags import ServerFlags
 from extproc.fleet.slopes import STEP_S, Level, Slope, drawn, fit, level, most, rate
@@ -28,6 +27,7 @@ from extproc.fleet.speeds import (
     UNSEEN_RATIO,
 )
 from tests.builders import address, endpoint, fill, pick, report, request
+from tests.otherrouters import OtherRouter
 
 GIVEN = Costs(prompt_s_per_byte=1e-5, cold_load_s=0.1, cached_load_s=0.01)
 SETTINGS = PoolSettings(costs=GIVEN, max_loras=2, groups={"l4": ServerFlags(costs=GIVEN)})
@@ -523,8 +523,7 @@ def test_nothing_tells_where_it_may_have_waited_for_a_slot(
 ) -> None:
     made = pool()
     made.flights.start(pick("r-1", 1, info=request("a")), now=1.0)
-    made.told.begin("s", now=1.0)
-    made.told.start(PeerPick("s-1", address(1), "b", 0, 0.0), now=1.0)
+    OtherRouter(made, now=1.0).start(adapter="b", now=1.0)
 
     assert probe(made, adapter, now=9.0) == expected
 

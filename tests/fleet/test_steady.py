@@ -1,10 +1,12 @@
-"""The least value of a while."""
+"""The least value of a while, and what has begun since some time."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from extproc.fleet.foreign import STEADY_S, SteadyMinimum
+from extproc.fleet.foreign import STEADY_S, ForeignRequests, SteadyMinimum
 
 
 def recorded(*values: int, every_s: float = 1.0) -> SteadyMinimum:
@@ -39,3 +41,25 @@ def test_what_rises_stays_risen_while_the_values_are(num_later: int) -> None:
     made.record(4, now=20.0 + num_later)
 
     assert made.low == 4
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4), st.none() | st.integers(0, 9))),
+    st.integers(-1, 40),
+)
+def test_what_was_told_long_ago_need_not_be_counted_again(
+    told: list[tuple[int, int, int | None]], at_s: int
+) -> None:
+    """Each is told so long after the last: a beginning, or an end with how long it took."""
+    others, now, begun = ForeignRequests[object](), 0, list[tuple[int, int]]()
+    for passed_s, num, took_s in told:
+        now += passed_s
+        if took_s is None:
+            others.began(num, num, now)
+            begun.append((now, num))
+        elif num <= others.num_told:
+            others.ended(num, num, now - took_s, now)
+            begun.append((now - took_s, -num))
+
+    num_since = sum(num for began_s, num in begun if began_s > at_s)
+    assert others.num_since(at_s) == min(max(0, num_since), others.num_told)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.fleet.concurrency import MANY
-from extproc.fleet.tenants import LATELY_S, MAX_SEEN, Tenants
+from extproc.fleet.tenants import LATELY_S, MAX_SEEN, Places, Tenants, left
 from extproc.tenancy import Claim
 
 
@@ -57,7 +58,21 @@ def test_others_have_as_many_places_left_as_they_had_in_the_mean_of_late_and_one
     scene.now += LATELY_S / 2  # the mean is 2.8
     assert scene.num_left("greedy") == 1 + 3 - 1
     scene.begin("modest", 3)
+    assert scene.leaves_one("greedy")  # their ends may be told late
+
+
+def test_who_has_its_places_for_a_short_time_leaves_none() -> None:
+    scene = Scene().begin("modest")
+    for _ in range(20):
+        scene.begin("greedy", MANY)
+        scene.now += 0.1
+        for _ in range(MANY):
+            scene.end("greedy")
+    scene.begin("greedy", MANY)
+
     assert not scene.num_left("greedy")
+    scene.now += 10 * LATELY_S
+    assert scene.num_left("greedy")
 
 
 def test_a_tenant_without_a_request_has_a_place_left_for_a_while() -> None:
@@ -146,3 +161,29 @@ def test_it_never_happens_that_all_who_run_leave_places(begun: list[tuple[str, i
         scene.begin(tenant, num)
 
     assert not begun or not all(scene.num_left(tenant) for tenant, _ in begun)
+
+
+# --- where they are left -----------------------------------------------------------------------
+
+PLACES = st.builds(
+    Places, st.sampled_from("ab"), st.integers(1, 9) | st.just(inf), st.integers(0, 12)
+)
+
+
+@given(st.dictionaries(st.sampled_from("uvwxyz"), PLACES, min_size=1), st.integers(1, 5))
+def test_what_is_left_is_free_or_known_and_one_of_a_group_without_limits_is_tried(
+    places: dict[str, Places], num_left: int
+) -> None:
+    found = left(places, num_left)
+
+    for group in {each.group for each in places.values()}:
+        alike = {name: each for name, each in places.items() if each.group == group}
+        most = max(each.num_there for each in alike.values())
+        if all(each.most == inf for each in alike.values()):
+            assert any(each.num_there == most and n not in found for n, each in alike.items())
+    for name in found:
+        more = places | {name: places[name]._replace(num_there=places[name].num_there + 1)}
+        sizes = {each.group: each.most for each in more.values() if each.most < inf}
+        if sizes.keys() == {each.group for each in places.values()} and len(set(sizes)) == 1:
+            free = [max(0, each.most - each.num_there) for each in more.values() if each.most < inf]
+            assert sum(free) <= num_left

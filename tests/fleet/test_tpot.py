@@ -24,13 +24,23 @@ def learned(claim: Claim = CHAT, *, event_bytes: float = 220.0, spread: float = 
     return tpots
 
 
+def judged_s(
+    tpots: Tpots, num_bytes: int, streamed_s: float, num_tokens: int | None
+) -> float | None:
+    """The time per token by which a response was judged; None where it was not."""
+    before = tpots.num_responses.total(), tpots.seconds.get("chat", 0.0)
+    tpots.record(CHAT, num_bytes, streamed_s, num_tokens)
+    is_judged = tpots.num_responses.total() > before[0]
+    return tpots.seconds["chat"] - before[1] if is_judged else None
+
+
 @given(st.floats(30, 2_000), st.integers(MIN_TOKENS + 4, 5_000), st.floats(0.001, 1.0))
 def test_bytes_tell_the_time_per_token_within_the_error_that_is_said(
     event_bytes: float, tokens: int, tpot_s: float
 ) -> None:
     tpots = learned(event_bytes=event_bytes)
     error = tpots.sizes["chat"].error_ratio
-    told_s = tpots.record(CHAT, round(tokens * event_bytes), tpot_s * (tokens - 1), None)
+    told_s = judged_s(tpots, round(tokens * event_bytes), tpot_s * (tokens - 1), None)
 
     assert tpots.sizes["chat"].num_bytes == pytest.approx(event_bytes, rel=0.02)
     assert error == pytest.approx(0.02, rel=0.5)
@@ -62,23 +72,23 @@ def test_routes_differ_in_what_a_token_takes() -> None:
 
 def test_nothing_is_judged_before_enough_responses_have_taught_it() -> None:
     tpots = Tpots()
-    told = [tpots.record(CHAT, 220 * 100, 3.0, 100) for _ in range(MIN_RESPONSES)]
+    told = [judged_s(tpots, 220 * 100, 3.0, 100) for _ in range(MIN_RESPONSES)]
 
     assert told == [None] * MIN_RESPONSES
-    assert tpots.record(CHAT, 220 * 100, 3.0, 100) == pytest.approx(3.0 / 99)
+    assert judged_s(tpots, 220 * 100, 3.0, 100) == pytest.approx(3.0 / 99)
 
 
 def test_nothing_is_judged_where_the_error_is_large() -> None:
     tpots = learned(spread=2 * MAX_ERROR_RATIO)
 
     assert tpots.sizes["chat"].error_ratio > MAX_ERROR_RATIO
-    assert tpots.record(CHAT, 220 * 100, 3.0, None) is None
+    assert judged_s(tpots, 220 * 100, 3.0, None) is None
     assert not tpots.num_responses
 
 
 @pytest.mark.parametrize("num_bytes", [0, 220 * (MIN_TOKENS - 1)])
 def test_short_responses_are_not_judged(num_bytes: int) -> None:
-    assert learned().record(CHAT, num_bytes, 3.0, None) is None
+    assert judged_s(learned(), num_bytes, 3.0, None) is None
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,11 @@ import pytest
 from extproc.lab.engine.profiles import H100_8B
 from extproc.lab.fleet.fleet import Fleet
 from extproc.lab.fleet.settings import FleetSettings
+from extproc.lab.opponents.ties import least
 from extproc.lab.workload.judge import Slo, measure
 from extproc.lab.workload.requests import Arrival, Workload
 from extproc.lab.workload.synthetic import zipf
 from extproc.routing.policies import LeastPending, Policy
-from extproc.routing.policies.ranking import least
 from extproc.types import Choice, RequestInfo, Snapshot
 from tests.lab.lab import run
 

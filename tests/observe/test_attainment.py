@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.fleet.accounting import Completion
 from extproc.observe.attainment import MAX_LABEL_CHARS, OTHER, Attainment, CappedLabel, Share
 from extproc.rejections import model_not_found, no_endpoints, saturated
 from extproc.types import Outcome, Rejection
+from tests.builders import completion
 
 PATH = "/v1/completions"
+
+
+def answered(first_byte_s: float | None, duration_s: float | None, **more: Any) -> Completion:
+    return completion(first_body_byte_s=first_byte_s, duration_s=duration_s, **more)
 
 
 def judged(
     outcome: Outcome, status: int, first_byte_s: float | None, duration_s: float | None = None
 ) -> bool | None:
     """By an objective of one second."""
-    counted = Attainment(1.0).completed(PATH, outcome, status, first_byte_s, duration_s, now=0.0)
+    entry = answered(first_byte_s, duration_s, outcome=outcome, status=status)
+    counted = Attainment(1.0).completed(PATH, entry, 0.0)
     return None if counted is None else counted[1]
 
 
@@ -44,7 +53,7 @@ def test_another_objective_holds_from_the_next_answer_on() -> None:
     attainment = Attainment(1.0)
     attainment.configure(0.1)
 
-    assert attainment.completed(PATH, Outcome.COMPLETED, 200, 0.2, None, now=0.0) == (PATH, False)
+    assert attainment.completed(PATH, answered(0.2, None), 0.0) == (PATH, False)
 
 
 def test_an_answer_that_broke_off_is_missed_whatever_its_status() -> None:
@@ -84,13 +93,14 @@ def test_our_rejections_are_missed_unless_the_client_erred(
 
 def test_each_path_has_its_share_and_old_requests_leave_it() -> None:
     attainment = Attainment(1.0, window_s=10.0)
-    attainment.completed("/a", Outcome.COMPLETED, 200, 0.1, 0.2, now=0.0)
-    attainment.completed("/a", Outcome.COMPLETED, 200, 2.0, 2.1, now=0.5)
-    attainment.completed("/b", Outcome.COMPLETED, 200, 0.1, 0.2, now=5.0)
+    attainment.completed("/a", answered(0.1, 0.2), 0.0)
+    attainment.completed("/a", answered(2.0, 2.1), 0.5)
+    attainment.completed("/b", answered(0.1, 0.2), 5.0)
 
     assert attainment.recent(now=9.0) == {"/a": Share(1, 2), "/b": Share(1, 1)}
     assert attainment.recent(now=12.0) == {"/b": Share(1, 1)}
     assert attainment.recent(now=99.0) == {}
+    assert attainment.counts == {("/a", "true"): 1, ("/a", "false"): 1, ("/b", "true"): 1}
 
 
 def test_paths_beyond_the_limit_share_one_label() -> None:
@@ -105,7 +115,7 @@ def test_another_objective_holds_from_the_next_request_on() -> None:
     attainment = Attainment(1.0)
     attainment.ttft_s = 3.0
 
-    assert attainment.completed(PATH, Outcome.COMPLETED, 200, 2.0, 2.0, now=0.0) == (PATH, True)
+    assert attainment.completed(PATH, answered(2.0, 2.0), 0.0) == (PATH, True)
 
 
 @given(st.lists(st.tuples(st.floats(0, 3), st.booleans()), max_size=200))
@@ -115,7 +125,7 @@ def test_the_window_counts_what_is_younger_than_it_to_a_second(
     attainment, now, seen = Attainment(1.0, window_s=10.0), 0.0, []
     for pause_s, is_fast in requests:
         now += pause_s
-        attainment.completed(PATH, Outcome.COMPLETED, 200, 0.1 if is_fast else 2.0, 2.0, now=now)
+        attainment.completed(PATH, answered(0.1 if is_fast else 2.0, 2.0), now)
         seen.append((now, is_fast))
     share = attainment.recent(now=now).get(PATH, Share())
     surely = [fast for when, fast in seen if when > now - 9.0]

@@ -17,14 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from extproc.fleet.accounting import DecisionRecord
+from extproc.fleet.accounting import DecisionRecord, End
+from extproc.fleet.columns import Candidates
 from extproc.gen import decisions_pb2
 from extproc.gen.client.extproc import v1
 from extproc.observe.decisionmessages import describe, encode
 from extproc.observe.decisions import MAX_PER_PASS, MAX_SHARE, MIN_BEHIND, DecisionsService
 from extproc.observe.watcher import MAX_FILTER_MODELS, MAX_REQUEST_BYTES
 from extproc.openai import MAX_MODEL_BYTES
-from extproc.types import EndpointView, Pick, Reason, Rejection, RequestInfo
+from extproc.types import EndpointView, Outcome, Pick, Reason, Rejection, RequestInfo
 from extproc.wire.rpc import Code, Session
 from tests.wire.fake_call import FakeCall, begin
 
@@ -112,6 +113,23 @@ def test_a_rejection_is_described_with_its_reason() -> None:
         "path": "/v1/completions",
         "why": "",
     }
+
+
+def test_a_pick_that_is_no_longer_kept_keeps_no_state_of_the_endpoints() -> None:
+    """It may be in flight for long; one that has ended is told of to watchers that are slow."""
+    service, made = DecisionsService(), picked().decision
+    assert isinstance(made, Pick)
+    picks = [
+        replace(made, id=f"pick-{number}", candidates=Candidates.of((VIEW,)))
+        for number in range(MIN_BEHIND + 2)
+    ]
+    for number, pick in enumerate(picks):
+        service.publish(DecisionRecord(pick, WALL_S, 0.0))
+        if number == 1:
+            service.ended(pick, End(Outcome.COMPLETED, WALL_S))
+
+    assert [list(pick.candidates) for pick in picks] == [[], *[[VIEW]] * (MIN_BEHIND + 1)]
+    assert len(picks[0].candidates) == 0
 
 
 def test_a_description_is_json() -> None:

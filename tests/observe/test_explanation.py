@@ -25,6 +25,7 @@ from extproc.types import (
     Terms,
 )
 from tests.builders import endpoint_view, pick, picker_of, request
+from tests.fleets import pick_of
 from tests.strategies import ADAPTERS, requests, snapshots
 
 LONGEST = 1000
@@ -406,7 +407,7 @@ def test_names_and_messages_of_any_length_make_a_sentence_of_bounded_length() ->
 def test_every_pick_of_every_policy_is_in_bounded_words_that_name_its_pod(
     pool: Any, info: Any, policy: str, seed: int
 ) -> None:
-    decision = picker_of(policy, seed=seed).pick(pool, info)
+    decision = pick_of(picker_of(policy, seed=seed), pool, info)
     if not isinstance(decision, Pick):
         return
     chosen = next(each for each in decision.candidates if each.address == decision.address)
@@ -421,7 +422,7 @@ def test_every_pick_of_every_policy_is_in_bounded_words_that_name_its_pod(
 def test_the_founding_policys_random_choice_names_the_number_of_equals(
     pool: Snapshot, adapter: str | None, seed: int
 ) -> None:
-    decision = picker_of(seed=seed).pick(pool, request(adapter))
+    decision = pick_of(picker_of(seed=seed), pool, request(adapter))
     if not isinstance(decision, Pick):
         return
 

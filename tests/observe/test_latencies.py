@@ -11,13 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.metrics_core import Metric
 
+from extproc.fleet.accounting import Ended, first_token_s
 from extproc.observe.attainment import CappedLabel
 from extproc.observe.counters import Histogram, Histograms
 from extproc.observe.latencies import MAX_PODS_WITH_BUCKETS, MAX_UNCOUNTED, Latencies
 from extproc.observe.telemetry import Telemetry
 from extproc.paths import RESPONSES_PATH
-from extproc.types import Outcome
+from extproc.types import Outcome, Pick
 from tests.builders import address, completion, endpoint_view, pick, request, snapshot
+
+
+def ended(chosen: Pick, **more: Any) -> Ended:
+    entry = completion(chosen.id, **more)
+    return Ended(chosen, entry, first_token_s(entry, chosen.request.path))
 
 
 class Scene:
@@ -33,7 +39,7 @@ class Scene:
         """One that was answered after 0.1 s and streamed until 0.2 s."""
         info = request(model, arrived_at_s=arrived_at_s)
         chosen = pick(info=info, picked_at_s=picked_at_s)
-        self.latencies.record(completion(chosen.id, **more), chosen)
+        self.latencies.record(ended(chosen, **more))
 
     def families(self) -> Sequence[Metric]:
         return [make() for make in self.latencies.families(self.endpoints)]
@@ -93,7 +99,7 @@ def test_only_a_response_that_shows_its_first_token_has_a_time_to_it(
 def test_a_path_that_does_not_begin_with_a_token_has_no_time_to_it() -> None:
     scene = Scene()
     chosen = pick(info=request("a", path=RESPONSES_PATH))
-    scene.latencies.record(completion(chosen.id), chosen)
+    scene.latencies.record(ended(chosen))
 
     assert scene.counts("model_ttft") == {}
     assert scene.counts("model_duration") == {"a": 1}
@@ -153,7 +159,7 @@ def test_models_beyond_the_cap_share_a_label() -> None:
 def test_the_name_is_the_one_that_the_client_wrote() -> None:
     scene = Scene()
     chosen = pick(info=request("customer-07-v2", _written="customer-07"))
-    scene.latencies.record(completion(chosen.id), chosen)
+    scene.latencies.record(ended(chosen))
 
     assert scene.counts("model_ttft") == {"customer-07": 1}
 
@@ -205,9 +211,8 @@ def test_the_metrics_have_them_with_buckets() -> None:
     views = snapshot(endpoint_view(1))
     telemetry = Telemetry(snapshot=lambda: views, version="1")
     chosen = pick()
-    entry = completion(chosen.id, first_body_byte_s=0.15)
-    telemetry.logged(entry, chosen)
-    telemetry.completed(entry.outcome, entry.lag_s)
+    telemetry.logged(ended(chosen, first_body_byte_s=0.15))
+    telemetry.completed(Outcome.COMPLETED, 0.0)
 
     def value(bound: str) -> float | None:
         labels = {"model": "a", "le": bound}

@@ -8,7 +8,7 @@ import logging
 import re
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from itertools import count, pairwise
 
@@ -36,9 +36,10 @@ class Served:
         self.page = LivePage(self._compose, clock, **options)  # type: ignore[arg-type]
         self.server = admin_server(add_page=self.page.add_to)
 
-    def _compose(self) -> bytes:
+    def _compose(self) -> Iterator[bytes]:
         self.num_composed += 1
-        return self._make(self.num_composed)
+        yield b""
+        yield self._make(self.num_composed)
 
     @property
     def url(self) -> str:

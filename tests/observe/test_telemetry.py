@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.costs import Costs, Decode
 from extproc.observe.telemetry import Telemetry
+from extproc.routing.policies.rows import affinity_of
 from extproc.types import (
     EndpointView,
     Outcome,
@@ -23,6 +24,7 @@ from extproc.types import (
     Snapshot,
     Wait,
 )
+from tests.fleets import columns_of
 
 WITH_A = EndpointView("10.0.0.1:80", gpu_adapters=("a",))
 CACHED_A = EndpointView("10.0.0.2:80", cpu_adapters=("a",))
@@ -45,8 +47,10 @@ def pick(
     adapter: str | None = "a",
     reason: str = "affinity",
 ) -> Pick:
-    request = RequestInfo(adapter or "base", adapter)
-    return Pick("id", request, (chosen.address,), "founding", reason, (*others, chosen))
+    request, views = RequestInfo(adapter or "base", adapter), (chosen, *others)
+    affinity = affinity_of(columns_of(views), range(len(views)), 0, adapter)
+    made = Pick("id", request, (chosen.address,), "founding", reason, views)
+    return replace(made, affinity=affinity)
 
 
 def sample(metrics: Telemetry, name: str, **labels: str) -> float | None:
@@ -55,9 +59,9 @@ def sample(metrics: Telemetry, name: str, **labels: str) -> float | None:
 
 def test_picks_are_counted_by_policy_and_reason() -> None:
     metrics = telemetry()
-    metrics.picked(pick())
-    metrics.picked(pick(reason="spill"))
-    metrics.picked(pick(reason="spill"))
+    metrics.routed(pick(), None)
+    metrics.routed(pick(reason="spill"), None)
+    metrics.routed(pick(reason="spill"), None)
 
     assert sample(metrics, "picks_total", policy="founding", reason="affinity") == 1
     assert sample(metrics, "picks_total", policy="founding", reason="spill") == 2
@@ -74,7 +78,7 @@ def test_the_price_of_the_chosen_endpoint_is_counted_by_its_terms() -> None:
     )
 
     for each in (picked, picked, replace(picked, endpoints=(BARE.address,)), pick()):
-        metrics.picked(each)
+        metrics.routed(each, None)
 
     text = generate_latest(metrics.registry).decode()
     assert [line for line in text.splitlines() if line.startswith("extproc_price_seconds_")] == [
@@ -87,7 +91,9 @@ def test_terms_that_fail_leave_the_pick_counted() -> None:
     metrics = telemetry()
 
     with pytest.raises(ZeroDivisionError):
-        metrics.picked(replace(pick(), terms=lambda snapshot, request, views: [{"load": 1 / 0}]))
+        metrics.routed(
+            replace(pick(), terms=lambda snapshot, request, views: [{"load": 1 / 0}]), None
+        )
 
     assert sample(metrics, "picks_total", policy="founding", reason="affinity") == 1
     assert sample(metrics, "affinity_total", result="hit") == 1
@@ -107,7 +113,7 @@ def test_terms_that_fail_leave_the_pick_counted() -> None:
 )
 def test_affinity_is_hit_spill_or_cold(picked: Pick, result: str) -> None:
     metrics = telemetry()
-    metrics.picked(picked)
+    metrics.routed(picked, None)
     counts = {
         each: sample(metrics, "affinity_total", result=each) for each in ("hit", "spill", "cold")
     }
@@ -117,7 +123,7 @@ def test_affinity_is_hit_spill_or_cold(picked: Pick, result: str) -> None:
 
 def test_the_base_model_has_no_affinity_and_is_no_adapter() -> None:
     metrics = telemetry()
-    metrics.picked(pick(adapter=None))
+    metrics.routed(pick(adapter=None), None)
 
     assert sample(metrics, "affinity_total", result="cold") == 0
     assert sample(metrics, "picks_by_adapter_total", adapter="base") is None
@@ -126,7 +132,7 @@ def test_the_base_model_has_no_affinity_and_is_no_adapter() -> None:
 def test_adapters_beyond_the_limit_share_a_label() -> None:
     metrics = telemetry(max_adapter_labels=2)
     for adapter in ("a", "b", "c", "d", "a", "c"):
-        metrics.picked(pick(adapter=adapter))
+        metrics.routed(pick(adapter=adapter), None)
     counts = {each: sample(metrics, "picks_by_adapter_total", adapter=each) for each in "abcd"}
 
     assert counts == {"a": 2, "b": 1, "c": None, "d": None}
@@ -136,7 +142,7 @@ def test_adapters_beyond_the_limit_share_a_label() -> None:
 def test_a_policy_that_invents_reasons_does_not_grow_the_page_for_ever() -> None:
     metrics = telemetry()
     for number in range(1000):
-        metrics.picked(pick(reason=f"reason-{number}"))
+        metrics.routed(pick(reason=f"reason-{number}"), None)
 
     assert generate_latest(metrics.registry).count(b"extproc_picks_total{") <= 101
 
@@ -294,7 +300,7 @@ def test_version_and_process_are_on_the_page() -> None:
 
 def test_the_page_is_well_formed_and_every_name_is_ours() -> None:
     metrics = telemetry(WITH_A, BARE)
-    metrics.picked(pick(adapter='odd"name\\\n'))
+    metrics.routed(pick(adapter='odd"name\\\n'), None)
     page = generate_latest(metrics.registry).decode()
     families = list(text_string_to_metric_families(page))
     names = [each.name for each in families]
@@ -338,17 +344,6 @@ def test_labelled_gauges_of_others_are_read_at_each_scrape() -> None:
     assert sample(metrics, "age_seconds", endpoint="10.0.0.1:80") == 2.5
 
 
-def test_requests_are_counted_by_whether_they_attained_the_objective() -> None:
-    metrics = telemetry()
-    metrics.slo_judged("/v1/completions", True)
-    metrics.slo_judged("/v1/completions", False)
-    metrics.slo_judged("/v1/completions", True)
-
-    labels = {"path": "/v1/completions"}
-    assert sample(metrics, "slo_requests_total", attained="true", **labels) == 2
-    assert sample(metrics, "slo_requests_total", attained="false", **labels) == 1
-
-
 def test_a_request_that_is_routed_is_counted_with_its_pick_or_its_wait() -> None:
     metrics = telemetry()
     metrics.routed(pick(), 0.001)
@@ -371,7 +366,7 @@ def test_totals_are_the_counts_so_far() -> None:
 def test_only_picks_that_were_held_have_a_time_of_that() -> None:
     metrics = telemetry()
     for each in (pick(), replace(pick(), held_s=0.0), replace(pick(), held_s=0.3)):
-        metrics.picked(each)
+        metrics.routed(each, None)
 
     assert sample(metrics, "held_seconds_count") == 2
     assert sample(metrics, "held_seconds_sum") == 0.3
@@ -383,11 +378,11 @@ def test_a_page_is_of_one_moment_whatever_happens_while_it_is_made() -> None:
     metrics = Telemetry(snapshot=lambda: Snapshot(tuple(views), 0.0), version="1")
     metrics.add_gauge("picks_in_flight", "Picks", lambda: picks[0])
     metrics.add_counters("ends", "Ends", "end", lambda: {"left": picks[0]})
-    metrics.picked(pick())
+    metrics.routed(pick(), None)
     before = list(metrics.collect())
     page = metrics.collect()
     first = next(page)
-    metrics.picked(pick())
+    metrics.routed(pick(), None)
     metrics.completed(Outcome.COMPLETED, lag_s=1.0)
     metrics.rejected(FULL)
     views[:], picks[0] = [BARE, CACHED_A], 2.0

@@ -50,7 +50,7 @@ class Router:
         self.service = PeersService(
             self.relay,
             router_id,
-            links=Links(monotonic),
+            links=Links(),
             listener=Deaf(),
             on_entries=lambda entries, _link: self.taken.extend(entries),
             clock=monotonic,

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from extproc.fleet.peerpicks import PeerPick, PeerPickEnd
+from extproc.fleet.picksums import BEGAN, PlaceSum, Sums
 from extproc.gen import peers_pb2
 from extproc.peers.adapterpeers import AdapterUpdate
-from extproc.peers.encoding import PickUpdate
+from extproc.peers.encoding import PickUpdate, encode
 from extproc.peers.links import Links, PeersService
 from extproc.peers.relay import Relay, RelaySettings
-from extproc.queue import Waiting
 from extproc.wire.rpc import Call, Code, Session
 from tests.builders import Clock
 from tests.wire.fake_call import FakeCall, begin
 
-FIRST = PickUpdate([], [], is_first=True)
+WHOLE = PickUpdate(Sums(True, 0, (), []))
 
 
 class Router:
@@ -37,10 +36,8 @@ class Router:
         self.lost: list[Any] = []
         self.num_losses = 0
         self.updates: list[tuple[str, AdapterUpdate]] = []
-        self.num_garbage = self.num_owing = 0
-        self.picks: Sequence[PeerPick] = ()
-        self.num_looks = 0
-        self.links = Links(self.clock)
+        self.num_garbage = self.num_begun = 0
+        self.links = Links()
         self.heard: list[tuple[str, PickUpdate]] = []
         self.gone: list[str] = []
         self.service = PeersService(
@@ -65,24 +62,11 @@ class Router:
             self.relay.offer(router_id, entry, now=self.clock())
         self.relay.flush(now=self.clock())
 
-    def begin_with(self, *picks: PeerPick) -> None:
-        """Tell others, to begin with these."""
-        self.picks = picks
-
-    def tell(
-        self,
-        picks: Iterable[PeerPick] = (),
-        ends: Iterable[PeerPickEnd] = (),
-        waiting: Waiting | None = None,
-    ) -> None:
-        self.links.tell(picks, ends, waiting, in_flight=self._in_flight)
-
-    def _in_flight(self) -> Sequence[PeerPick]:
-        self.num_looks += 1
-        return self.picks
+    def tell(self, update: PickUpdate = WHOLE) -> None:
+        self.links.tell(encode(update), update.sums.num_begun)
 
     def begin(self) -> None:
-        self.num_owing += 1
+        self.num_begun += 1
 
     def hear(self, router_id: str, update: PickUpdate) -> None:
         self.heard.append((router_id, update))
@@ -176,6 +160,9 @@ def kinds(messages: Sequence[bytes]) -> list[str | None]:
     return [peers_pb2.PeerMessage.FromString(each).WhichOneof("content") for each in messages]
 
 
-def told(number: int = 1, router_id: str = "a", **fields: Any) -> PeerPick:
-    defaults = {"address": "10.0.0.1:80", "adapter": "sql", "body_bytes": 7, "age_s": 0.25}
-    return PeerPick(f"{router_id}-{number}", **{**defaults, **fields})
+def told(
+    *changes: int, address: str = "10.0.0.1:80", adapter: str = "sql", flow: str = " t"
+) -> PickUpdate:
+    """Some changes at a place; that a request began there if none are named."""
+    place = PlaceSum((address, adapter, flow, 0 if not flow else 3))
+    return PickUpdate(Sums(False, 0, [place], list(changes or (BEGAN, 1, 1, 7, 0))))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from extproc.gen import peers_pb2
 from extproc.peers.adapterpeers import AdapterUpdate
+from extproc.peers.encoding import encode
 from extproc.peers.keys import (
     MAX_KEY_FILE_BYTES,
     MIN_KEY_CHARS,
@@ -20,7 +21,7 @@ from extproc.peers.keys import (
 )
 from extproc.peers.links import MAX_LINKS, OPEN_S
 from extproc.wire.rpc import Code
-from tests.peers.scene import FIRST, Router, Way, Wire, entries, hello, kinds, message, told
+from tests.peers.scene import WHOLE, Router, Way, Wire, entries, hello, kinds, message, told
 from tests.wire.fake_call import FakeCall
 
 KEY, OTHER = b"k" * MIN_KEY_CHARS, b"o" * MIN_KEY_CHARS
@@ -49,7 +50,7 @@ def proof(mac: bytes) -> bytes:
 
 
 ADAPTERS = message(adapters=peers_pb2.Adapters(loads=True, declared=7))
-PICKS = message(picks=peers_pb2.Picks(is_first=True, started=[peers_pb2.StartedPick(number=1)]))
+PICKS = encode(told())
 SAID = st.sampled_from((ADAPTERS, PICKS, entries(b"one"), entries()))
 
 
@@ -79,12 +80,12 @@ def test_who_listens_is_believed_and_who_dials_is_not() -> None:
         each.offer("b" if each is near else "a", b"entry")
     wire.pump()
     for each in (near, far):
-        each.tell((), ())
+        each.tell()
         each.links.say(AdapterUpdate(False, 1))
     wire.pump()
 
     assert (near.taken, far.taken) == ([b"entry"], [])
-    assert (near.heard, far.heard) == ([("b", FIRST)], [])
+    assert (near.heard, far.heard) == ([("b", WHOLE)], [])
     assert (heard[near], heard[far]) == ([("b", AdapterUpdate(False, 1))], [])
     assert (near.relay.linked_routers(), far.relay.linked_routers()) == (set(), {"a"})
     assert near.relay.has_work is False
@@ -136,12 +137,12 @@ def test_with_a_key_each_proves_it_and_both_hear_each_other() -> None:
     crossed = wire.pump()
     near.offer("b", b"to b")
     far.offer("a", b"to a")
-    near.tell([told()], ())
+    near.tell()
     wire.pump()
 
     assert wire.heard == ["b"]
     assert (near.taken, far.taken) == ([b"to a"], [b"to b"])
-    assert ("a", FIRST) in far.heard
+    assert far.heard == [("a", WHOLE)]
     assert kinds(crossed) == ["hello", "hello", "proof", "proof"]
     assert KEY not in b"".join(crossed)
 
@@ -155,14 +156,12 @@ def test_without_the_same_key_there_is_no_link(
 ) -> None:
     """`()` is a file of keys that could never be read."""
     one, other = (Router(name, keys=keys) for name, keys in (("a", near), ("b", far)))
-    for each in (one, other):
-        each.begin_with()
     wire = Wire(one, other)
     wire.pump()
     one.offer("b", b"entry")
     other.offer("a", b"entry")
     for each in (one, other):
-        each.tell([told()], ())
+        each.tell()
         each.links.say(AdapterUpdate(True, 1))
     wire.pump()
 
@@ -189,7 +188,7 @@ def test_before_the_proof_nothing_counts_and_nothing_is_told(said: Sequence[byte
     call, session = router.accept()
     for each in (with_nonce("a"), *said):
         session.receive(each)
-    router.tell([told()], ())
+    router.tell()
     router.links.say(AdapterUpdate(True, 1))
     session.closed()
 
@@ -296,12 +295,12 @@ def test_what_is_passed_on_as_it_was_said_is_heard() -> None:
     for number in range(3):
         near.offer("b", b"to b %d" % number)
         far.offer("a", b"to a %d" % number)
-        near.tell([told(number)], ())
+        near.tell(told(number, 1, 1, 0, 0))
         relayed.pump()
 
     assert near.taken == [b"to a 0", b"to a 1", b"to a 2"]
     assert far.taken == [b"to b 0", b"to b 1", b"to b 2"]
-    assert [update.picks for _, update in far.heard][1:] == [[told(1)], [told(2)]]
+    assert far.heard == [("a", told(number, 1, 1, 0, 0)) for number in range(3)]
 
 
 def test_links_that_are_not_open_make_room_for_new_ones_and_open_ones_do_not() -> None:

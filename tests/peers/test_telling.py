@@ -9,22 +9,25 @@ from functools import partial
 
 import pytest
 
-from extproc.fleet.peerpicks import UNKNOWN_POD, PeerPick
-from extproc.fleet.pool import Pool
+from extproc.fleet import picksums
+from extproc.fleet.peerpicks import UNKNOWN_POD
+from extproc.fleet.picksums import MAX_ADAPTER_CHARS, MAX_FLOW_CHARS, Sums
 from extproc.gen import peers_pb2
 from extproc.observe.observers import Observers
 from extproc.observe.telemetry import Telemetry
 from extproc.peers.adapterpeers import AdapterPeers
-from extproc.peers.links import BEGIN_INTERVAL_S, Links, PeersService
+from extproc.peers.encoding import decode
+from extproc.peers.links import Links, PeersService
 from extproc.peers.relay import Relay
-from extproc.peers.telling import FLUSH_S, MAX_WAITING, Hearing, Telling
+from extproc.peers.telling import BEGIN_INTERVAL_S, FLUSH_S, WHOLE_S, Hearing, Telling
 from extproc.phrases import FOR_SLOT
 from extproc.queue import QueueSettings, Ticket
-from extproc.queue.plan import share_of
+from extproc.queue.plan import tokens_of
 from extproc.routing.router import Router
-from extproc.tenancy import Claim, Share
+from extproc.tenancy import Claim
 from extproc.types import Wait
 from tests.builders import Clock, address, endpoint, pick, request, routing
+from tests.peers.scene import hello
 from tests.service.peered import Peered, linking
 from tests.waiting import eventually
 from tests.wire.fake_call import FakeCall
@@ -80,15 +83,16 @@ async def test_what_a_tenant_gets_of_one_router_the_other_hears(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with linked() as (near, far):
-        shares: list[Share] = []
-        monkeypatch.setattr(far.router.queue, "charge_told", shares.append)
+        shares: list[tuple[object, ...]] = []
+        monkeypatch.setattr(far.router.queue, "charge_told", lambda *share: shares.append(share))
         info = request("a", claim=Claim(tenant="t", priority=-1, _weight=0.5))
         made = pick("aa-1", info=info)
         near.pool.flights.start(made, now=time.monotonic())
         near.pool.flights.move(made.id, address(2), now=time.monotonic())
         await eventually(lambda: far.counts()[1] == (0, 1, 1))
 
-        assert shares == [share_of(info)]
+        assert [each[:2] for each in shares] == [(info.claim._flow, info.claim.priority)]
+        assert shares[0][2] == pytest.approx(tokens_of(info), abs=1e-3)
 
 
 async def test_a_router_that_comes_later_is_told_what_is_in_flight() -> None:
@@ -133,15 +137,18 @@ def first_in_line(router: Router) -> Ticket:
     """A request of priority 10 that a router holds for a slot."""
     now = time.monotonic()
     info = request("a", arrived_at_s=now, claim=Claim(tenant="gold", priority=10))
-    ticket = router.hold(info, Wait(now + 60, FOR_SLOT), now=now, wake=lambda: None)
+    wait = Wait(now + 60, FOR_SLOT)
+    ticket = router.hold(info, wait, now=now, wake=lambda: None)
     assert isinstance(ticket, Ticket)
+    router.queue.freed(now)
+    router.queue.offer(lambda _ticket, _now: wait, now=now, reach=router.reach(now=now))
     return ticket
 
 
 def is_behind(router: Router) -> bool:
     """Whether a newcomer of priority 0 lets another request go first."""
     now = time.monotonic()
-    _, result = router.choose_in_turn(request("a", arrived_at_s=now), now=now)
+    _, result = router.choose(request("a", arrived_at_s=now), now=now, is_new=True)
     return isinstance(result, Wait)
 
 
@@ -188,7 +195,7 @@ async def test_what_is_told_is_in_the_metrics() -> None:
 
         assert read[0]("extproc_told_picks_total", {"direction": "out"}) == 1
         assert read[1]("extproc_told_picks_total", {"direction": "in"}) == 1
-        reasons = ("busy", "slow_link", "full", "unknown_pod")
+        reasons = ("untold", "slow_link", "full", "unknown_pod")
         dropped = [read[1]("extproc_told_dropped_total", {"reason": each}) for each in reasons]
         assert dropped == [0] * 4
 
@@ -200,30 +207,54 @@ async def test_a_router_without_peers_observes_nothing() -> None:
 
 
 class Later:
-    """A loop that runs what is due when the test says so."""
+    """A loop that runs what is due by its clock when the test says so."""
 
-    def __init__(self) -> None:
-        self.due: list[Callable[[], None]] = []
-        self.rest_s = -1.0  # of the last that was put off
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.due: list[tuple[float, Callable[[], None]]] = []
 
     def __call__(self, seconds: float, run: Callable[[], None]) -> None:
-        self.due.append(run)
-        self.rest_s = seconds
+        self.due.append((self.clock.now + seconds, run))
 
-    def run(self) -> None:
-        due, self.due = self.due, []
-        for each in due:
-            each()
+    def run(self, seconds: float = 0.0) -> None:
+        """Let time pass, and run what is due by then."""
+        until_s = self.clock.now + seconds
+        while ready := [each for each in self.due if each[0] <= until_s]:
+            first = min(ready, key=lambda each: each[0])
+            self.due.remove(first)
+            self.clock.now = max(self.clock.now, first[0])
+            first[1]()
+        self.clock.now = until_s
+
+    def rests(self) -> list[float]:
+        """Return how long it is to each that is due."""
+        return sorted(at_s - self.clock.now for at_s, _ in self.due)
 
 
-def teller(
-    later: Later, clock: Callable[[], float] = lambda: 0.0
-) -> tuple[Pool, Telling, PeersService, Observers]:
-    observers = Observers()
-    telling = Telling(Links(clock), call_later=later, clock=clock, observers=observers)
-    router = routing(observer=telling, on_change=telling.waits)
-    router.pool.set_endpoints([endpoint(1)])
-    return router.pool, telling, served(router, telling, "aa", observers, clock), observers
+class Near:
+    """A router that tells; with a link to each router whose `call` is given."""
+
+    def __init__(self, *calls: FakeCall) -> None:
+        self.clock, self.observers = Clock(), Observers()
+        self.later = Later(self.clock)
+        self.telling = Telling(
+            Links(), call_later=self.later, clock=self.clock, observers=self.observers
+        )
+        router = routing(observer=self.telling, on_change=self.telling.waits)
+        router.pool.set_endpoints([endpoint(1)])
+        self.flights = router.pool.flights
+        self.service = served(router, self.telling, "aa", self.observers, self.clock)
+        for number, call in enumerate(calls):
+            self.link(call, f"b{number}")
+        self.later.run()
+
+    def link(self, call: FakeCall, router_id: str) -> None:
+        [method] = self.service.methods()
+        method.open(call, {}).receive(hello(router_id))
+
+    def start(self, *numbers: int) -> None:
+        for number in numbers:
+            self.flights.start(pick(f"aa-{number}"), now=self.clock.now)
 
 
 def served(
@@ -248,168 +279,142 @@ def served(
     )
 
 
-def link(service: PeersService, call: FakeCall, router_id: bytes = b"bb") -> None:
-    [method] = service.methods()
-    session = method.open(call, {})
-    session.receive(b"\x0a\x04\x0a\x02" + router_id)  # hello
+def told_by(call: FakeCall) -> list[Sums]:
+    """The updates told over a link."""
+    messages = (peers_pb2.PeerMessage.FromString(each) for each in call.sent)
+    return [decode(each.sums).sums for each in messages if each.HasField("sums")]
 
 
-def told_by(call: FakeCall) -> list[peers_pb2.StartedPick]:
-    """The picks told over a link."""
-    return [
-        pick
-        for message in call.sent
-        for pick in peers_pb2.PeerMessage.FromString(message).picks.started
-    ]
+def test_a_link_begins_with_what_is_in_flight() -> None:
+    call, near = FakeCall(), Near()
+    near.start(1, 2)
+    assert near.later.due == []  # while nobody listens
+    near.link(call, "bb")
+    near.later.run()
+
+    [whole] = told_by(call)
+    assert (whole.is_whole, [each.num for each in whole.places], whole.changes) == (True, [2], [])
 
 
-def test_a_pick_is_told_with_its_age_whether_it_is_new_or_under_way() -> None:
-    later, call, clock = Later(), FakeCall(), Clock()
-    pool, _, service, _ = teller(later, clock)
-    pool.flights.start(pick("aa-1"), now=0.0)
-    clock.now = 2.0
-    link(service, call)
-    later.run()
-    pool.flights.start(pick("aa-2"), now=clock.now)
-    clock.now = 2.5
-    later.run()
+def test_each_second_all_is_told_that_is_in_flight_then() -> None:
+    call = FakeCall()
+    near = Near(call)
+    near.later.run(WHOLE_S / 2)
+    near.start(1, 2, 3)
+    near.flights.finish("aa-1", now=0.0)
+    near.later.run(2 * WHOLE_S)
 
-    assert [(each.number, each.age_ms) for each in told_by(call)] == [(1, 2000), (2, 500)]
+    first, change, *later = told_by(call)
+    assert [first.is_whole, change.is_whole] == [True, False]
+    assert [each.is_whole for each in later] == [True, True]
+    assert [[place.num for place in each.places] for each in later] == [[2], [2]]
+
+
+def test_a_router_that_links_soon_after_another_is_told_as_soon_as_it_may() -> None:
+    first, second = FakeCall(), FakeCall()
+    near = Near(first)
+    near.link(second, "cc")
+    near.later.run(BEGIN_INTERVAL_S / 2)
+    assert (len(told_by(first)), len(told_by(second))) == (1, 0)
+    near.later.run(BEGIN_INTERVAL_S / 2)
+    assert (len(told_by(first)), len(told_by(second))) == (2, 1)
+    near.later.run(WHOLE_S)
+
+    assert (len(told_by(first)), len(told_by(second))) == (3, 2)
 
 
 def test_what_a_pick_counts_for_is_told_with_a_new_one_alone() -> None:
     """One under way may have been told before the link: it would count twice."""
-    later, call = Later(), FakeCall()
-    pool, _, service, _ = teller(later)
+    call, near = FakeCall(), Near()
     info = request(claim=Claim(route="r", tenant="t", priority=2))
-    pool.flights.start(pick("aa-1", info=info), now=0.0)
-    link(service, call)
-    later.run()
-    for number, each in ((2, info), (3, request())):
-        pool.flights.start(pick(f"aa-{number}", info=each), now=0.0)
-    later.run()
+    near.flights.start(pick("aa-1", info=info), now=0.0)
+    near.link(call, "bb")
+    near.later.run()
+    near.flights.start(pick("aa-2", info=info), now=0.0)
+    near.later.run(FLUSH_S)
 
-    assert [(each.flow, each.priority) for each in told_by(call)] == [("", 0), (" t", 2), (" ", 0)]
-
-
-def test_a_router_that_links_soon_after_another_is_told_as_soon_as_it_may() -> None:
-    later, first, second, clock = Later(), FakeCall(), FakeCall(), Clock()
-    pool, _, service, _ = teller(later, clock)
-    pool.flights.start(pick("aa-1"), now=0.0)
-    link(service, first)
-    later.run()
-    link(service, second, b"cc")
-    for _ in range(3):
-        later.run()
-    assert (len(told_by(first)), len(told_by(second)), len(later.due)) == (1, 0, 1)
-    clock.now = BEGIN_INTERVAL_S
-    later.run()
-
-    assert (len(told_by(first)), len(told_by(second)), later.due) == (1, 1, [])
+    whole, change = told_by(call)
+    assert whole.places[0].place == (address(1), "a", " t", 2)
+    assert (whole.changes, change.places) == ([], ())
+    assert change.changes[4] == pytest.approx(1e3 * tokens_of(info), abs=1)
 
 
-def test_while_nobody_listens_nothing_is_collected_and_no_timer_runs() -> None:
-    later = Later()
-    pool, _, _, _ = teller(later)
-    pool.flights.start(pick("aa-1"), now=0.0)
-    pool.flights.finish("aa-1", now=0.0)
+def test_what_comes_together_is_told_together_and_then_nothing_until_all_is() -> None:
+    call = FakeCall()
+    near = Near(call)
+    near.later.run(FLUSH_S)
+    near.start(*range(5))
+    near.flights.finish("aa-0", now=near.clock.now)
+    assert near.later.rests() == [0.0, pytest.approx(WHOLE_S - FLUSH_S)]
+    near.later.run()
 
-    assert later.due == []
-
-
-def test_what_comes_together_is_told_together_and_then_the_timer_rests() -> None:
-    later, call = Later(), FakeCall()
-    pool, _, service, _ = teller(later)
-    link(service, call)
-    later.run()
-    num_before = len(call.sent)
-    for number in range(5):
-        pool.flights.start(pick(f"aa-{number}"), now=0.0)
-    pool.flights.finish("aa-0", now=0.0)
-    assert (len(later.due), len(call.sent)) == (1, num_before)
-    later.run()
-
-    assert (later.due, len(call.sent)) == ([], num_before + 1)
+    assert len(told_by(call)) == 2
+    assert near.later.rests() == [pytest.approx(WHOLE_S - FLUSH_S)]
 
 
 def test_a_pick_after_a_pause_is_told_at_once_and_the_next_a_moment_later() -> None:
-    later, clock = Later(), Clock()
-    pool, _, service, _ = teller(later, clock)
-    link(service, FakeCall())
-    later.run()
-    clock.now = 5.0
-    pool.flights.start(pick("aa-1"), now=5.0)
-    assert later.rest_s == 0.0
-    later.run()
-    clock.now = 5.0005
-    pool.flights.start(pick("aa-2"), now=5.0005)
+    near = Near(FakeCall())
+    near.later.run(0.5)
+    near.start(1)
+    assert near.later.rests()[0] == 0.0
+    near.later.run()
+    near.later.run(0.0005)
+    near.start(2)
 
-    assert later.rest_s == pytest.approx(FLUSH_S - 0.0005)
+    assert near.later.rests()[0] == pytest.approx(FLUSH_S - 0.0005)
 
 
-def test_picks_beyond_the_most_that_wait_are_dropped_and_counted() -> None:
-    later = Later()
-    pool, telling, service, _ = teller(later)
-    link(service, FakeCall())
-    later.run()
-    for number in range(MAX_WAITING + 3):
-        pool.flights.start(pick(f"aa-{number}"), now=0.0)
-    assert telling.num_dropped == 3
-    later.run()
-    pool.flights.finish("aa-0", now=0.0)
+def test_a_timer_that_fires_early_or_stands_still_ends_no_whole_updates() -> None:
+    call = FakeCall()
+    near = Near(call)
+    for seconds in (0.9995, 7.0, 1.0):
+        near.later.clock.now += seconds
+        due, near.later.due = near.later.due, []
+        for _, run in due:
+            run()
 
-    assert telling.num_dropped == 3
-    assert len(pool.flights) == MAX_WAITING + 2
+    assert [each.is_whole for each in told_by(call)] == [True] * 4
 
 
-def test_no_more_picks_are_kept_than_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    later, told = Later(), list[PeerPick]()
-    pool, telling, service, _ = teller(later)
-    link(service, FakeCall())
-    later.run()
+def test_when_the_last_link_is_gone_no_timer_goes_on() -> None:
+    near = Near(FakeCall())
+    [session] = near.telling.links
+    session.closed()
+    near.later.run(2 * WHOLE_S)
 
-    def tell(picks: list[PeerPick], *_args: object, **_named: object) -> None:
-        told.extend(picks)
-
-    monkeypatch.setattr(telling.links, "tell", tell)
-    for number in range(MAX_WAITING + 3):
-        pool.flights.start(pick(f"aa-{number}"), now=0.0)
-    later.run()
-
-    assert len(told) == MAX_WAITING
+    assert near.later.due == []
 
 
-def test_after_a_drop_the_others_count_what_is_in_flight_and_nothing_else() -> None:
-    later, call, clock, far = Later(), FakeCall(), Clock(), routing()
-    pool, _, service, _ = teller(later, clock)
-    far.pool.set_endpoints([endpoint(1)])
-    link(service, call)
-    later.run()
-    for number in range(MAX_WAITING):
-        pool.flights.start(pick(f"aa-{number}"), now=0.0)
-    later.run()
-    clock.now = BEGIN_INTERVAL_S
-    for number in range(MAX_WAITING + 3):
-        pool.flights.start(pick(f"aa-{MAX_WAITING + number}"), now=1.0)
-    for number in range(2 * MAX_WAITING):
-        pool.flights.finish(f"aa-{number}", now=1.0)
-    later.run()
-    hear(call, far)
+def test_a_pick_at_too_many_places_is_untold_until_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(picksums, "MAX_NAME_BYTES", 20)
+    call = FakeCall()
+    near = Near(call)
+    near.start(1)
+    near.flights.start(pick("aa-2", info=request("b")), now=0.0)
+    assert near.telling.num_untold == 1
+    near.flights.finish("aa-1", now=0.0)
+    near.later.run(WHOLE_S)
 
-    assert far.pool.told.num_in_flight == len(pool.flights) == 3
-    assert later.due == []
+    assert [each.place[1] for each in told_by(call)[-1].places] == ["b"]
 
 
-def hear(call: FakeCall, router: Router) -> None:
-    """Count in another router's pool what was told over a link."""
-    observers = Observers()
-    telling = Telling(
-        Links(lambda: 0.0), call_later=Later(), clock=lambda: 0.0, observers=observers
-    )
-    service = served(router, telling, "bb", observers)
-    session = service.dialled(FakeCall(), lambda _: None)
-    for message in call.sent:
-        session.receive(message)
+def test_names_that_are_too_long_or_no_text_are_not_told() -> None:
+    call = FakeCall()
+    near = Near(call)
+    tenants = "t" * MAX_FLOW_CHARS, "a lone \ud800"
+    for number, tenant in enumerate(tenants):
+        claim = Claim(tenant=tenant, priority=1)
+        info = request("x" * (MAX_ADAPTER_CHARS + 1), claim=claim)
+        near.flights.start(pick(f"aa-{number}", info=info), now=0.0)
+    info = request("y", claim=Claim(tenant="t", priority=2**31))
+    near.flights.start(pick("aa-9", info=info), now=0.0)
+    near.later.run(FLUSH_S)
+
+    here = address(1)
+    told = [each.place for each in told_by(call)[-1].places]
+    assert told == [(here, "", "", 0), (here, "", "", 0), (here, "y", "", 0)]
 
 
 class BrokenCall(FakeCall):
@@ -423,13 +428,11 @@ class BrokenCall(FakeCall):
 
 
 def test_a_link_that_fails_is_counted_and_no_request_notices() -> None:
-    later, call = Later(), BrokenCall()
-    pool, _, service, observers = teller(later)
-    link(service, call)
-    later.run()
+    call = BrokenCall()
+    near = Near(call)
     call.is_broken = True
-    pool.flights.start(pick("aa-1"), now=0.0)
-    later.run()
+    near.start(1)
+    near.later.run(FLUSH_S)
 
-    assert observers.num_errors["telling"] == 1
-    assert pool.flights.finish("aa-1", now=0.0) is not None
+    assert near.observers.num_errors["telling"] == 1
+    assert near.flights.finish("aa-1", now=0.0) is not None

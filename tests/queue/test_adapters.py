@@ -44,8 +44,8 @@ def test_they_come_in_the_order_in_which_requests_would_go(
     for request in served:
         queue.charge(request)
         plan.charge(request)
-    levels, _ = plan.make(tickets, 30.0, 0.0)
-    adapters = [ticket.request.adapter for ticket in plan.in_order(levels)]
+    ordered, _ = plan.make(tickets, 30.0, 0.0)
+    adapters = [ticket.request.adapter for ticket in ordered]
     wanted = [each for each in dict.fromkeys(adapters) if each is not None]
 
     assert queue.adapters(30.0) == wanted

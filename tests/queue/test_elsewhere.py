@@ -10,15 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.phrases import FOR_SLOT
-from extproc.queue import QueueSettings, Waiting, waiting
+from extproc.queue import QueueSettings, Waiting
 from extproc.queue.reach import ALL
-from extproc.queue.reservations import Reservation, Reservations
-from extproc.queue.tickets import Ticket
 from extproc.queue.waiting import NOBODY, Ahead
-from extproc.tenancy import Claim, Share, SlotUse
+from extproc.tenancy import Claim
 from extproc.types import EndpointView, RequestInfo
-from tests.builders import address, endpoint_view
-from tests.fleets import columns_of
+from tests.builders import endpoint_view
 from tests.queue.scene import Scene
 
 GREEDY, MODEST, GOLD = "greedy", "modest", 10
@@ -52,15 +49,16 @@ def tell(told: Scene, scene: Scene, name: str = "aa") -> None:
 def behind_s(scene: Scene, priority: int = 0, *, at_s: float | None = None) -> float:
     arrived_s = scene.now if at_s is None else at_s
     request = RequestInfo("m", arrived_at_s=arrived_s, claim=Claim(priority=priority))
-    return scene.queue.behind_until_s(request, now=scene.now) - scene.now
+    turn_s = scene.queue.turn_s(request, scene.now)
+    return 0 if turn_s is None else turn_s - scene.now
 
 
-def test_a_lower_priority_that_came_later_lets_a_higher_one_go_first() -> None:
+def test_a_lower_priority_lets_a_higher_one_go_first() -> None:
     scene = other(waits())
 
     assert scene.queue.lets_others_go
     assert behind_s(scene) == pytest.approx(SLOT_HOLD_S - scene.now)
-    assert behind_s(scene, at_s=-1.0) == behind_s(scene, GOLD) == 0
+    assert behind_s(scene, at_s=-1.0) > behind_s(scene, GOLD) == 0
 
 
 def test_those_below_0_wait_as_long_as_anybody_does_and_go_when_nobody_does() -> None:
@@ -93,14 +91,17 @@ def test_one_goes_first_where_both_may_go_whatever_the_order_of_endpoints(
     assert (behind_s(scene, -1) == inf) is is_behind
 
 
-def test_endpoints_that_come_later_count_from_the_next_offer_on() -> None:
-    scene = other(waits(), at=pods(3))
+def test_where_endpoints_change_what_is_told_next_counts() -> None:
+    told = waits()
+    scene = other(told, at=pods(3))
     before = behind_s(scene)
     scene.endpoints = pods(3, 1)
     scene.hold("held", "other")
     scene.free(0, after_s=0.1)
+    between = behind_s(scene)
+    tell(told, scene)
 
-    assert before == 0
+    assert (before, between) == (0, 0)
     assert behind_s(scene) > 0
 
 
@@ -135,10 +136,7 @@ def test_when_one_of_several_leaves_the_others_do_not_lose_their_place_elsewhere
     assert told.waiting.ahead
 
 
-def test_several_routers_are_heard_and_the_highest_of_them_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(waiting, "MAX_AHEAD", 1)
+def test_several_routers_are_heard_and_the_highest_of_them_first() -> None:
     scene = other(waits(1))
     tell(waits(), scene, "bb")
     both = behind_s(scene, 1)
@@ -150,15 +148,10 @@ def test_several_routers_are_heard_and_the_highest_of_them_first(
 
 def test_nobody_waits_longer_than_by_our_own_settings() -> None:
     told = other(waits())
-    kept = Reservation("x", address(1), "a", 10, " t", 1e9)
-    word = Waiting(ahead=(Ahead(GOLD, 0.0, 1e9, ALL),), kept=(kept,))
+    word = Waiting(ahead=(Ahead(GOLD, 1e9, ALL),))
     told.queue.hear("bb", word, now=told.now, reach=told.reach)
-    request = RequestInfo("a", "a", claim=Claim())
 
     assert behind_s(told) == pytest.approx(SLOT_HOLD_S)
-    assert told.queue.reservations.kept_from(request, columns_of(told.endpoints), now=told.now) == {
-        address(1): told.now + SLOT_HOLD_S
-    }
 
 
 @given(st.floats(-1e6, 1e6))
@@ -168,7 +161,6 @@ def test_what_is_told_between_clocks_is_the_same_there_and_back(by_s: float) -> 
 
     for one, same in zip(told.ahead, back.ahead, strict=True):
         assert (one.priority, one.reach) == (same.priority, same.reach)
-        assert one.since_s == pytest.approx(same.since_s, abs=1e-6)
         assert one.until_s == pytest.approx(same.until_s, abs=1e-6)
 
 
@@ -177,93 +169,12 @@ def test_what_one_gets_at_another_router_while_it_waits_does_not_put_it_behind_o
     for _ in range(3):
         scene.queue.charge(RequestInfo("m", claim=Claim(tenant=GREEDY)))
     scene.hold("greedy", tenant=GREEDY)
-    scene.queue.charge_told(Share(f" {MODEST}", 0, 1.0))
+    scene.queue.charge_told(f" {MODEST}", 0, 1.0)
     scene.hold("modest", tenant=MODEST)
-    scene.queue.charge_told(Share(f" {GREEDY}", 0, 9.0))
+    scene.queue.charge_told(f" {GREEDY}", 0, 9.0)
 
     assert scene.free(1) == ["modest"]
 
 
 def test_who_knows_nobody_that_waits_is_told_of_nobody() -> None:
     assert Scene().waiting == NOBODY
-
-
-# --- slots -------------------------------------------------------------------------------------
-
-NOW = 100.0
-SERVED = {f" {GREEDY}": 9.0, f" {MODEST}": 1.0}
-CLAIMS = st.builds(Claim, tenant=st.sampled_from([GREEDY, MODEST]), priority=st.integers(0, 1))
-
-
-def kept() -> Reservations:
-    settings = QueueSettings(slot_hold_s=10.0)
-    return Reservations(settings, lambda _priority, flow: SERVED.get(flow, 0.0))
-
-
-def held(adapter: str, claim: Claim) -> Ticket:
-    request = RequestInfo(adapter, adapter, arrived_at_s=0.0, claim=claim)
-    return Ticket(request, lambda: None, 1e9, waits_since_s=NOW, reason=FOR_SLOT)
-
-
-def full(number: int, *running: str) -> tuple[EndpointView, dict[str, SlotUse]]:
-    uses = {name: SlotUse(0.0, NOW - 1, -1, " t") for name in running}
-    view = endpoint_view(
-        number, max_loras=len(running), pending_by_adapter=dict.fromkeys(running, 1)
-    )
-    return view, uses
-
-
-def test_a_slot_that_another_router_keeps_is_kept_from_ours() -> None:
-    slots, one, two = [full(1, "a", "b")], kept(), kept()
-    one.add(held("x", Claim()), "x", slots, now=NOW)
-    two.elsewhere = list(one)
-    freed = columns_of([endpoint_view(1, max_loras=2, pending_by_adapter={one_left(one): 1})])
-    request = RequestInfo("y", "y", claim=Claim(tenant=GREEDY))
-    wanted = RequestInfo("x", "x", claim=Claim(tenant=GREEDY))
-
-    assert two.kept_from(request, freed, now=NOW)
-    assert not two.kept_from(wanted, freed, now=NOW)
-    assert not two.kept_from(request, freed, now=NOW + 10.0)
-
-
-def one_left(made: Reservations) -> str:
-    [each] = made
-    return "b" if each.leaving == "a" else "a"
-
-
-def test_of_two_routers_the_lower_priority_lets_the_other_have_its_slot() -> None:
-    slots, one, two = [full(1, "a")], kept(), kept()
-    two.add(held("x", Claim()), "x", slots, now=NOW)
-    one.elsewhere = list(two)
-    one.add(held("gold", Claim(priority=10)), "gold", slots, now=NOW)
-    two.elsewhere = list(one)
-    two.begin()
-    two.add(held("x", Claim()), "x", slots, now=NOW)
-    two.end()
-
-    assert [each.adapter for each in one] == ["gold"]
-    assert list(two) == []
-
-
-Held = list[tuple[str, Claim]]
-HELD = st.lists(st.tuples(st.sampled_from("uvwxyz"), CLAIMS), max_size=6, unique_by=lambda p: p[0])
-
-
-@given(HELD, HELD, st.integers(1, 3), st.integers(1, 2))
-def test_routers_that_tell_each_other_come_to_keep_no_slot_twice_and_no_adapter_two(
-    ours: Held, theirs: Held, num_slots: int, num_pods: int
-) -> None:
-    slots = [full(number, *(f"{number}{each}" for each in range(num_slots)))
-             for number in range(num_pods)]  # fmt: skip
-    routers = [(kept(), ours), (kept(), theirs)]
-    for _ in range(12):
-        words = [list(each) for each, _ in routers]
-        for (each, tickets), word in zip(routers, reversed(words), strict=True):
-            each.elsewhere = word
-            each.begin()
-            for adapter, claim in tickets:
-                each.add(held(adapter, claim), adapter, slots, now=NOW)
-            each.end()
-
-    both = {(each.adapter, (each.address, each.leaving)) for made, _ in routers for each in made}
-    assert len({adapter for adapter, _ in both}) == len(both) == len({slot for _, slot in both})

@@ -12,7 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.queue import fairness
-from extproc.queue.fairness import INPUT_WEIGHT, OUTPUT_WEIGHT, TokenCounters, cost
+from extproc.queue.fairness import (
+    EXACT_TENANTS,
+    INPUT_WEIGHT,
+    OUTPUT_WEIGHT,
+    TokenCounters,
+    cost,
+)
 
 TENANTS = ("a", "b", "c")
 MAX_INPUT, MAX_OUTPUT = 12, 8  # tokens of a request
@@ -279,6 +285,17 @@ def test_the_minimum_follows_a_tenant_that_was_charged_too_much() -> None:
     counters.add("a", -50)
 
     assert counters.counter("somebody else") == 50
+
+
+def test_with_many_active_tenants_the_minimum_is_looked_for_less_often() -> None:
+    num = 3 * EXACT_TENANTS
+    counters = active(**{f"t{number}": 1.0 for number in range(num)})
+    for number in range(num):
+        counters.add(f"t{number}", 1)
+    seen = [counters.counter("new") for _ in range(num // EXACT_TENANTS + 1)]
+
+    assert all(each <= 2 for each in seen)
+    assert seen[-1] == 2
 
 
 # --- other routers --------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.queue.orders import first_come
-from extproc.queue.tickets import Ticket, by_level, level
+from extproc.queue.plan import Plan
+from extproc.queue.tickets import QueueSettings, Ticket, level
 from tests.queue.tickets import arrivals, ticket
 
 LOWEST, HIGHEST = 0, 5
@@ -19,19 +20,17 @@ BOUND_S = FULL_AGE_S + AGEING_S
 PRIORITIES = st.integers(LOWEST, HIGHEST)
 
 
-def test_each_level_s_tickets_keep_their_order_and_the_highest_level_is_first() -> None:
+def test_the_highest_level_is_first_and_tickets_of_one_keep_their_order() -> None:
     tickets = [ticket(at, priority=each) for at, each in enumerate((0, 2, -1, 2, 0))]
 
-    assert [arrivals(each) for each in by_level(tickets, 9.0)] == [[1, 3], [0, 4], [2]]
+    ordered, _ = Plan(QueueSettings("first_come")).make(tickets, 9.0, 0.0)
 
-
-def test_nobody_is_held_on_no_level() -> None:
-    assert by_level([], 9.0) == []
+    assert arrivals(ordered) == [1, 3, 0, 4, 2]
 
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, 12), st.integers(-2, 1), st.sampled_from([0.5, inf])), min_size=8
+        st.tuples(st.integers(0, 12), st.integers(-2, 1), st.sampled_from([0.5, inf])), max_size=8
     ),
     st.integers(0, 12),
     st.sampled_from([AGEING_S, inf]),
@@ -40,12 +39,13 @@ def test_all_are_at_their_own_level(
     held: Sequence[tuple[int, int, float]], now: int, ageing_s: float
 ) -> None:
     tickets = [ticket(at, objective_s, priority=each) for at, each, objective_s in held]
-    levels = [level(each, now, ageing_s) for each in tickets]
+    settings = QueueSettings("first_come", fair=False, ageing_s=ageing_s)
 
-    assert by_level(tickets, now, ageing_s) == [
-        [each for each, its_level in zip(tickets, levels, strict=True) if its_level == one]
-        for one in sorted(set(levels), reverse=True)
-    ]
+    ordered = list(Plan(settings).make(tickets, now, 0.0)[0])
+
+    assert ordered == sorted(
+        tickets, key=lambda each: (-level(each, now, ageing_s), each.arrived_at_s)
+    )
 
 
 @given(PRIORITIES, st.floats(0, 1e6), st.floats(0, 1e6))
@@ -99,7 +99,7 @@ def served(tickets: list[Ticket], service_s: float) -> list[tuple[float, Ticket]
     while left:
         held = [each for each in left if each.request.arrived_at_s <= now]
         if held:
-            first = by_level(held, now, AGEING_S)[0][-1]
+            first = max(held, key=lambda each: (level(each, now, AGEING_S), held.index(each)))
             left.remove(first)
             found.append((now, first))
         now += service_s

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from extproc.costs import Costs
 from extproc.phrases import FOR_SLOT
 from extproc.queue import QueueSettings, reservations
+from extproc.queue.plan import Plan
 from extproc.queue.reservations import MAX_LEFT, Reservations
 from extproc.queue.tickets import Ticket
 from extproc.tenancy import Claim, SlotUse
@@ -30,7 +31,7 @@ def request(adapter: str | None, claim: Claim = MODEST, *, at_s: float = NOW) ->
 
 def waiting(adapter: str | None, claim: Claim = MODEST, *, at_s: float = NOW) -> Ticket:
     info = request(adapter, claim, at_s=at_s)
-    return Ticket(info, lambda: None, 1e9, waits_since_s=NOW, reason=FOR_SLOT)
+    return Ticket(info, lambda: None, 1e9, held_at_s=NOW, reason=FOR_SLOT)
 
 
 def pod(number: int, slots: int | None, *running: str, num: int = 1) -> EndpointView:
@@ -43,7 +44,11 @@ def use(claim: Claim = GREEDY, *, since_s: float = NOW - 1, last_s: float = NOW 
 
 
 def kept(settings: QueueSettings = SETTINGS) -> Reservations:
-    return Reservations(settings, lambda _priority, flow: SERVED.get(flow, 0.0))
+    plan = Plan(settings)
+    for priority in (-1, 0, 1):
+        for flow, tokens in SERVED.items():
+            plan.counters[priority].add(flow, tokens)
+    return Reservations(plan)
 
 
 Slots = list[tuple[EndpointView, Mapping[str, SlotUse]]]
@@ -294,7 +299,7 @@ def test_what_is_remembered_of_slots_that_were_left_is_bounded() -> None:
     for number in range(MAX_LEFT + 3):
         made.freed_elsewhere(address(number), "a", until_s=NOW + 1.0 + number)
 
-    assert len(made._left) == len(made._left_until) == MAX_LEFT
+    assert len(made._left) == MAX_LEFT
 
 
 def test_a_slot_that_is_reserved_here_is_had_at_once_whoever_left_it() -> None:
@@ -308,7 +313,7 @@ def test_a_slot_that_is_reserved_here_is_had_at_once_whoever_left_it() -> None:
 def test_what_is_let_go_is_kept_from_nobody() -> None:
     made, all_of_them = reserved(), reserved()
     made.drop("x")
-    all_of_them.configure(SETTINGS)
+    all_of_them.clear()
 
     for each in (made, all_of_them):
         assert each.kept_from(request("y", GREEDY), columns_of([FREED]), now=NOW) == {}

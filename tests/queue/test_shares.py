@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from extproc.costs import BYTES_PER_TOKEN
 from extproc.queue import HoldQueue, QueueSettings, Ticket
 from extproc.queue.fairness import cost
-from extproc.queue.plan import EXPECTED_OUTPUT_TOKENS, Plan, share_of
-from extproc.tenancy import Claim, Share
+from extproc.queue.plan import EXPECTED_OUTPUT_TOKENS, Plan, tokens_of
+from extproc.tenancy import Claim
 from extproc.types import Pick, Rejection, RequestInfo, Wait
 from tests.builders import pick, request
 
@@ -35,7 +35,7 @@ class Team:
     delay: int | None
     sizes: list[int]  # in tokens of prompts, in turn
     got: dict[tuple[int, str], float] = field(default_factory=dict)
-    under_way: deque[tuple[int, Share]] = field(default_factory=deque)
+    under_way: deque[tuple[int, tuple[str, int, float]]] = field(default_factory=deque)
     now: float = 0.0
     num_sent: int = 0
 
@@ -65,13 +65,13 @@ class Team:
         self.queues[router].freed(self.now)
         self.queues[router].offer(look, now=self.now)
         for info in sent:
-            share = share_of(info)
+            share = info.claim._flow, info.claim.priority, tokens_of(info)
             key = router, info.claim.tenant
-            self.got[key] = self.got.get(key, 0.0) + share.tokens
+            self.got[key] = self.got.get(key, 0.0) + share[2]
             self.under_way.append((1 - router, share))
         while self.delay is not None and len(self.under_way) > self.delay:
             other, share = self.under_way.popleft()
-            self.queues[other].charge_told(share)
+            self.queues[other].charge_told(*share)
 
     def ahead(self, *routers: int) -> float:
         """By how much the tenant that sends much is ahead."""
@@ -126,7 +126,7 @@ def test_a_tenant_that_waits_at_one_router_gets_its_half_of_both_if_they_tell(
 def test_what_others_tell_of_priorities_that_are_not_seen_here_takes_no_memory() -> None:
     plan = Plan(QueueSettings())
     for priority in range(100):
-        plan.charge_told(Share("r t", priority, 9.0))
+        plan.charge_told("r t", priority, 9.0)
 
     assert len(plan.counters) == 0
 
@@ -152,11 +152,10 @@ def test_a_tenant_s_turns_are_the_same_on_all_routes_but_those_with_a_share_of_t
 def test_a_share_is_what_the_request_is_charged_here() -> None:
     claim = Claim(route="r", tenant="t", priority=3, _weight=2.0)
     info, plan = request(body_bytes=int(100 * BYTES_PER_TOKEN), claim=claim), Plan(QueueSettings())
-    share = share_of(info)
     plan.charge(info)
 
-    assert share == Share(" t", 3, cost(100, EXPECTED_OUTPUT_TOKENS) / 2)
-    assert plan.counters[3].counter(" t") == share.tokens
+    assert tokens_of(info) == cost(100, EXPECTED_OUTPUT_TOKENS) / 2
+    assert plan.counters[3].counter(" t") == tokens_of(info)
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1000])
@@ -205,7 +204,7 @@ def test_no_end_of_a_request_makes_its_tenant_s_next_ones_come_sooner(
 
 def test_a_request_of_several_sequences_counts_as_so_many_requests() -> None:
     several, one = (request(body_bytes=0, num_sequences=num) for num in (30, 1))
-    assert share_of(several).tokens == 30 * share_of(one).tokens
+    assert tokens_of(several) == 30 * tokens_of(one)
     got = []
     for info in (several, one):
         plan = Plan(QueueSettings())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from extproc.queue import QueueSettings
 from extproc.queue.tickets import End
 from extproc.types import Pick, Reason, Rejection
 from tests.builders import endpoint_view
-from tests.queue.scene import Scene, reasons
+from tests.queue.scene import REST_S, Scene, reasons
 
 PODS = [
     endpoint_view(1, registered=frozenset({"here"})),
@@ -64,7 +66,7 @@ def test_nobody_below_0_gets_what_is_freed_while_others_wait_that_were_not_looke
     scene.free(1)
 
     assert scene.sent == []
-    assert scene.queue.behind_until_s(scene.tickets["shed"].request, now=scene.now) > scene.now
+    assert scene.queue.turn_s(scene.tickets["shed"].request, scene.now + REST_S) == inf
 
 
 STEPS = st.lists(
@@ -107,5 +109,4 @@ def test_only_those_below_0_stand_in_line_for_ever(priority: int) -> None:
     scene.hold("new", "here", priority=priority)
 
     request = scene.tickets["new"].request
-    is_behind = scene.queue.behind_until_s(request, now=scene.now) > scene.now
-    assert is_behind is (priority < 0)
+    assert scene.queue.turn_s(request, scene.now) == (inf if priority < 0 else None)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from extproc.phrases import FOR_POD, FOR_SLOT
 from extproc.queue import QueueSettings
 from extproc.queue.offers import LATE_AGAIN_S, MAX_ASKED
-from extproc.queue.waiting import MAX_AHEAD, Line
 from extproc.tenancy import Claim
 from extproc.types import RequestInfo
 from tests.builders import endpoint_view
@@ -32,7 +31,8 @@ def newcomer(priority: int = 0, at_s: float = 0.0) -> RequestInfo:
 def behind_s(scene: Scene, priority: int = 0, *, at_s: float | None = None) -> float:
     """For how long a newcomer has to let others go first."""
     request = newcomer(priority, scene.now if at_s is None else at_s)
-    return scene.queue.behind_until_s(request, now=scene.now) - scene.now
+    turn_s = scene.queue.turn_s(request, scene.now)
+    return 0 if turn_s is None else turn_s - scene.now
 
 
 def waiting(settings: QueueSettings | None = None, priority: int = GOLD) -> Scene:
@@ -55,23 +55,15 @@ def test_who_comes_later_with_a_lower_priority_lets_higher_ones_go_first_for_a_w
     assert behind_s(scene) == 0
 
 
-def test_who_came_before_one_of_a_higher_priority_that_waits_for_a_slot_goes_on() -> None:
-    assert behind_s(waiting(), at_s=-1.0) == 0
-
-
-def test_where_one_waits_for_a_place_those_that_came_before_it_let_it_go_first_as_well() -> None:
+@pytest.mark.parametrize("reason", [FOR_SLOT, "full"])
+def test_those_that_came_before_one_of_a_higher_priority_let_it_go_first_as_well(
+    reason: str,
+) -> None:
     scene = waiting()
-    scene.reason = "full"
+    scene.reason = reason
     scene.free(9)
 
     assert behind_s(scene, at_s=-1.0) > 0
-
-
-def test_one_that_waits_for_a_slot_from_now_on_goes_first_at_once() -> None:
-    scene = Scene()
-    scene.hold("first", "slot", priority=GOLD, reason=FOR_SLOT)
-
-    assert behind_s(scene, at_s=0.1) == pytest.approx(HOLD_S)
 
 
 def test_of_those_of_one_priority_the_first_counts() -> None:
@@ -220,18 +212,9 @@ def test_wherever_those_wait_that_an_offer_did_not_come_to_those_below_0_do_not_
     for name in names:
         scene.hold(name, name if name != names[-1] else "slot")
     scene.free(9)
+    scene.now += REST_S
 
     assert behind_s(scene, -1) == inf
-
-
-def test_of_many_priorities_the_first_in_order_are_told_apart() -> None:
-    line = Line()
-    for priority in range(100, 100 - MAX_AHEAD, -1):
-        line.add(priority, 1, 0.0, 5.0)
-    line.add(3, 2, 0.0, 5.0)
-
-    assert len(line.told((), ()).ahead) == MAX_AHEAD
-    assert line.until_s(newcomer(at_s=1.0), 2, 1.0) == 5.0
 
 
 # --- where they may go -----------------------------------------------------------------------
@@ -264,7 +247,7 @@ def test_only_who_may_go_where_the_first_wants_to_lets_it_go_first(
     arrival = RequestInfo(model, subset=subset, arrived_at_s=scene.now)
 
     assert scene.sent == ([] if is_behind else ["more"])
-    assert (scene.queue.behind_until_s(arrival, now=scene.now) > scene.now) is is_behind
+    assert (scene.queue.turn_s(arrival, scene.now) is not None) is is_behind
 
 
 def test_who_waits_for_an_adapter_that_no_pod_has_holds_up_nobody() -> None:

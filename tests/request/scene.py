@@ -9,7 +9,6 @@ from extproc.passes import TimerHandle
 from extproc.request.codec import Codec
 from extproc.request.interfaces import StreamSettings
 from extproc.request.processor import ExternalProcessor
-from extproc.request.straight import Straight
 from extproc.request.stream import Stream
 from extproc.wire.rpc import Metadata, Session
 from tests.builders import body
@@ -40,17 +39,14 @@ class Service:
     now: float = 100.0
     timers: list[Timer] = field(default_factory=list)
     is_open: bool = True
-    is_straight: bool = True
 
     def __post_init__(self) -> None:
-        is_straight = self.is_straight and Straight.is_possible(self.settings)
         self.processor = ExternalProcessor(
             new_stream=self.new_stream,
             codec=self.codec,
             clock=lambda: self.now,
             call_later=self.call_later,
             is_open=lambda: self.is_open,
-            straight=Straight(self.router.parts(), self.settings) if is_straight else None,
         )
 
     def new_stream(self, _metadata: Metadata, wake: Callable[[], None], envoy: str) -> Stream:

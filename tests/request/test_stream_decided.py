@@ -112,7 +112,7 @@ def test_a_decided_body_is_echoed_byte_for_byte_as_it_comes(
     for number, size in enumerate(sizes):
         is_last = number == len(sizes) - 1 and not has_trailers
         commands += exchange.tell(m.RequestBody(size * b"r", is_last))
-        assert exchange.stream.held_bytes == 0
+        assert exchange.stream.held_bytes() == 0
     if has_trailers:
         commands += exchange.tell(m.RequestTrailers())
     echoed = [each for each in commands if isinstance(each, m.EchoBody)]

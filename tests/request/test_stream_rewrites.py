@@ -199,7 +199,7 @@ def test_a_held_request_keeps_its_target_and_its_body() -> None:
 
     kept_bytes = len(BODY) + CHUNK_OVERHEAD_BYTES
     assert exchange.router.held_bytes == [kept_bytes]
-    assert exchange.stream.held_bytes == kept_bytes
+    assert exchange.stream.held_bytes() == kept_bytes
     ticket.result = ROUTED
     assert exchange.tell(m.Wakeup()) == [
         m.ContinueBody(ROUTED, CHANGED, len(CHANGED)),

@@ -11,7 +11,6 @@ from extproc.adapters.declared import Declaration, LoadMode
 from extproc.adapters.sources import Sources, SourceStatus
 from extproc.adapters.states import Action, AdapterSettings, Failure, Kind, Result, State
 from extproc.costs import Costs
-from extproc.fleet.peerpicks import PeerPick
 from extproc.fleet.pool import PoolSettings
 from extproc.fleet.prefixes import prefix_hashes
 from extproc.openai import NAMES_A_PASS
@@ -24,6 +23,7 @@ from extproc.routing.modelroutes import ModelRoute
 from extproc.routing.precedence import Offer, ResponseModel
 from extproc.types import Hints, ModelCard, Pick, Reason, Rejection, RequestInfo, Wait
 from tests.builders import BASE, address, base_card, endpoint, report, request, routing
+from tests.otherrouters import OtherRouter
 from tests.routing.scene import queued, refused, routed
 
 SQL = Declaration("sql", "/adapters/sql")
@@ -366,10 +366,9 @@ def test_work_is_counted_for_the_adapter_whatever_its_version() -> None:
 
 def test_work_that_another_router_tells_of_is_counted_for_the_adapter() -> None:
     scene = Scene(Declaration("sql", "/adapters/sql-2", "2"))
-    told = scene.router.pool.told
-    told.begin("x", now=scene.now)
+    other = OtherRouter(scene.router.pool, now=scene.now)
     for number, adapter in enumerate(("sql@2", "own", None)):
-        told.start(PeerPick(f"x-{number}", address(1), adapter, 9, 0.0), now=scene.now)
+        other.start(str(number), adapter=adapter, now=scene.now)
     assert set(scene.catalog.demand.rates(scene.now)) == {"sql"}
 
 

@@ -20,6 +20,7 @@ from tests.builders import (
     request,
     snapshot,
 )
+from tests.fleets import pick_of
 from tests.routing.scene import picker
 
 A, B, C = address(1), address(2), address(3)
@@ -135,7 +136,7 @@ def test_a_refusal_that_reaches_the_client_is_a_failure_that_the_request_may_exp
     made = pool()
     like = likeness(request("a"))
     for number in range(60):
-        like = like._replace(source=number)
+        like = replace(like, source=number)
         made.outliers.end(B, Evidence.SERVED, like, now=1.0, sent_at_s=1.0)
     for number in range(6):
         sent = pick(f"r-{number}", info=request("a", body_bytes=number), endpoints=(A,))
@@ -168,7 +169,7 @@ def view(number: int, **fields: object) -> EndpointView:
 
 
 def test_one_that_is_full_gets_nothing_while_another_has_room() -> None:
-    chosen = picker().pick(snapshot(view(1, is_full=True), view(2, num_pending=9)), info())
+    chosen = pick_of(picker(), snapshot(view(1, is_full=True), view(2, num_pending=9)), info())
 
     assert isinstance(chosen, Pick)
     assert chosen.address == B
@@ -176,8 +177,10 @@ def test_one_that_is_full_gets_nothing_while_another_has_room() -> None:
 
 def test_one_that_is_full_is_the_last_to_be_tried() -> None:
     made = picker(num_alternates=2)
-    chosen = made.pick(
-        snapshot(view(1, is_full=True), view(2, num_pending=9), view(3, num_pending=8)), info()
+    chosen = pick_of(
+        made,
+        snapshot(view(1, is_full=True), view(2, num_pending=9), view(3, num_pending=8)),
+        info(),
     )
 
     assert isinstance(chosen, Pick)
@@ -187,14 +190,16 @@ def test_one_that_is_full_is_the_last_to_be_tried() -> None:
 def test_one_with_room_is_tried_before_a_full_one_that_has_the_adapter() -> None:
     made = picker(num_alternates=1)
     loaded = view(1, is_full=True, pending_by_adapter={"a": 4}, num_pending=4)
-    chosen = made.pick(snapshot(loaded, view(2), view(3)), replace(info(), adapter="a"))
+    chosen = pick_of(made, snapshot(loaded, view(2), view(3)), replace(info(), adapter="a"))
 
     assert isinstance(chosen, Pick)
     assert A not in (chosen.address, *chosen.alternates)
 
 
 def test_where_all_are_full_requests_wait_for_room() -> None:
-    waits = picker().pick(snapshot(view(1, is_full=True), view(2, is_full=True), now=5.0), info())
+    waits = pick_of(
+        picker(), snapshot(view(1, is_full=True), view(2, is_full=True), now=5.0), info()
+    )
 
     assert isinstance(waits, Wait)
     assert waits.reason == FOR_ROOM
@@ -202,6 +207,6 @@ def test_where_all_are_full_requests_wait_for_room() -> None:
 
 
 def test_an_ejected_one_is_no_room_where_all_others_are_full() -> None:
-    waits = picker().pick(snapshot(view(1, is_full=True), view(2, is_ejected=True)), info())
+    waits = pick_of(picker(), snapshot(view(1, is_full=True), view(2, is_ejected=True)), info())
 
     assert isinstance(waits, Wait)

@@ -10,7 +10,7 @@ from extproc.fleet.tenants import LATELY_S
 from extproc.queue import Ticket
 from extproc.routing.router import Router
 from extproc.types import Hints, Pick, Rejection
-from tests.builders import request
+from tests.builders import report, request
 from tests.routing.scene import routed, router
 
 ROOM = MANY + 1
@@ -88,3 +88,33 @@ def test_of_few_places_none_is_left() -> None:
     """It would be too many of them."""
     made = seen(pods(2, room=MANY // 2 - 1))
     assert len(fill(made, "greedy")) == 2 * (MANY // 2 - 1)
+
+
+def test_the_first_long_responses_leave_a_place_before_any_has_ended() -> None:
+    made = router(1, 2, settings=PoolSettings(max_in_flight=ROOM))
+    for number in range(MANY):
+        routed(ask(made, "greedy", now=NOW - MANY - 1 + number))
+    seen(made)
+
+    assert len(fill(made, "greedy")) == 2 * ROOM - 1 - MANY
+    assert isinstance(ask(made, "modest"), Pick)
+
+
+def test_of_pods_of_which_nothing_is_known_one_is_tried_and_the_others_keep_a_place() -> None:
+    """Once the first is full, others are taken to be alike."""
+    made = router(1, 2)
+    for number in range(2 * ROOM):
+        routed(ask(made, "greedy", now=NOW + number))
+        made.pool.flights.finish(routed(ask(made, "modest", now=NOW + number)).id, now=NOW + number)
+    now = NOW + 2 * ROOM
+    views = made.pool.snapshot(now=now).endpoints
+    (few, spared), (many, full) = sorted((view.num_pending, view.address) for view in views)
+
+    assert few < many
+    for page in range(3):
+        now += 1
+        waits = report(num_running=many - 1, num_waiting=1, work_tokens=page)
+        made.pool.record_report(full, waits, taken_at_s=now)
+        made.pool.record_report(spared, report(num_running=few, work_tokens=page), taken_at_s=now)
+    assert isinstance(ask(made, "greedy", now=now), Ticket)
+    assert routed(ask(made, "modest", now=now)).address == spared

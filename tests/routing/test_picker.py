@@ -25,6 +25,7 @@ from extproc.types import (
     Wait,
 )
 from tests.builders import BASE, address, endpoint_view, picker_of, request, snapshot
+from tests.fleets import pick_of
 from tests.routing.scene import picker, rejected, routed
 from tests.strategies import requests, snapshots
 
@@ -73,7 +74,7 @@ def test_what_serves_while_it_terminates_gets_what_no_ready_endpoint_can_take(po
     seen = snapshot(
         endpoint_view(1, registered=frozenset({BASE})), resort(2), endpoint_view(3, is_ready=False)
     )
-    found = picker_of(policy).pick(seen, request("a"))
+    found = pick_of(picker_of(policy), seen, request("a"))
 
     assert routed(found).endpoints[0] == address(2)
     assert all(view.is_ready for view in routed(found).candidates)  # as policies are promised
@@ -82,7 +83,7 @@ def test_what_serves_while_it_terminates_gets_what_no_ready_endpoint_can_take(po
 @RESORT_PICKERS
 def test_a_ready_endpoint_goes_first(policy: str) -> None:
     busy = endpoint_view(1, num_running=9, num_pending=9)
-    found = picker_of(policy).pick(snapshot(busy, resort(2)), request("a"))
+    found = pick_of(picker_of(policy), snapshot(busy, resort(2)), request("a"))
 
     assert routed(found).endpoints[0] == address(1)
 
@@ -90,7 +91,7 @@ def test_a_ready_endpoint_goes_first(policy: str) -> None:
 @pytest.mark.parametrize("flaw", ["_is_unreachable", "_is_gone"])
 def test_a_last_resort_goes_before_an_endpoint_that_nobody_can_connect_to(flaw: str) -> None:
     dead = endpoint_view(1, **{flaw: True})
-    found = picker().pick(snapshot(dead, resort(2)), request("a"), waits_until_s=9.0)
+    found = pick_of(picker(), snapshot(dead, resort(2)), request("a"), max_hold_s=9.0)
 
     assert routed(found).endpoints[0] == address(2)
 
@@ -98,7 +99,7 @@ def test_a_last_resort_goes_before_an_endpoint_that_nobody_can_connect_to(flaw: 
 def test_ejected_endpoints_go_before_a_last_resort() -> None:
     """They answer; one that terminates is about to take its requests with it."""
     ejected = endpoint_view(1, is_ejected=True)
-    found = picker().pick(snapshot(ejected, resort(2)), request("a"))
+    found = pick_of(picker(), snapshot(ejected, resort(2)), request("a"))
 
     assert routed(found).endpoints[0] == address(1)
 
@@ -106,7 +107,7 @@ def test_ejected_endpoints_go_before_a_last_resort() -> None:
 def test_last_resorts_are_the_last_of_the_fallbacks() -> None:
     views = [endpoint_view(number, num_pending=number) for number in (1, 2)]
     seen = snapshot(*views, resort(3), resort(4, registered=frozenset({BASE})))
-    found = picker(num_fallbacks=3).pick(seen, request("a"))
+    found = pick_of(picker(num_fallbacks=3), seen, request("a"))
 
     assert set(routed(found).endpoints[:2]) == {address(1), address(2)}
     assert routed(found).endpoints[2:] == (address(3),)
@@ -123,7 +124,7 @@ def test_last_resorts_are_the_last_of_the_fallbacks() -> None:
 def test_a_last_resort_has_to_be_able_to_take_it(
     view: EndpointView, changes: dict[str, Any]
 ) -> None:
-    found = picker().pick(snapshot(view), request("a", **changes))
+    found = pick_of(picker(), snapshot(view), request("a", **changes))
 
     assert rejected(found).reason is Reason.NO_ENDPOINTS
 
@@ -146,7 +147,7 @@ def test_only_ready_registered_allowed_endpoints_are_picked_and_those_that_answe
     best = [view for view in best if not view._is_silent] or best
     assert bool(best) is bool(may)
 
-    result = picker(policy, seed=seed, num_fallbacks=num_fallbacks).pick(snapshot, request)
+    result = pick_of(picker(policy, seed=seed, num_fallbacks=num_fallbacks), snapshot, request)
 
     if not best:
         assert isinstance(result, Rejection)
@@ -162,8 +163,8 @@ def test_only_ready_registered_allowed_endpoints_are_picked_and_those_that_answe
 def test_a_pick_is_a_function_of_snapshot_request_and_seed(
     snapshot: Snapshot, request: RequestInfo, policy: Policy, seed: int
 ) -> None:
-    first = picker(type(policy)(), seed=seed).pick(snapshot, request)
-    second = picker(type(policy)(), seed=seed).pick(snapshot, request)
+    first = pick_of(picker(type(policy)(), seed=seed), snapshot, request)
+    second = pick_of(picker(type(policy)(), seed=seed), snapshot, request)
 
     assert without_terms(first) == without_terms(second)
 
@@ -177,7 +178,7 @@ def without_terms(result: Pick | Rejection | Wait) -> Pick | Rejection | Wait:
 def test_nobody_over_the_cap_is_picked_and_429_says_when_to_retry(
     snapshot: Snapshot, request: RequestInfo, cap: int
 ) -> None:
-    result = picker(max_pending=cap, num_fallbacks=9).pick(snapshot, request)
+    result = pick_of(picker(max_pending=cap, num_fallbacks=9), snapshot, request)
     assert not isinstance(result, Wait)
 
     if isinstance(result, Pick):
@@ -192,7 +193,7 @@ def test_nobody_over_the_cap_is_picked_and_429_says_when_to_retry(
 @pytest.mark.parametrize("host", ["2001:db8::1", "[2001:db8::1]", "[2001:db8::1]:8000"])
 def test_a_subset_allows_ipv6_with_and_without_brackets_and_port(host: str) -> None:
     view = replace(endpoint_view(), address="[2001:db8::1]:8000")
-    result = picker().pick(snapshot(view), request(subset=frozenset({host})))
+    result = pick_of(picker(), snapshot(view), request(subset=frozenset({host})))
 
     assert routed(result).address == view.address
 
@@ -200,14 +201,18 @@ def test_a_subset_allows_ipv6_with_and_without_brackets_and_port(host: str) -> N
 def test_a_subset_names_whole_addresses() -> None:
     subset = frozenset({"10.0.0.1:800", "10.0.0"})
 
-    assert isinstance(picker().pick(snapshot(endpoint_view()), request(subset=subset)), Rejection)
+    assert isinstance(
+        pick_of(picker(), snapshot(endpoint_view()), request(subset=subset)), Rejection
+    )
 
 
 def test_a_pick_tells_how_it_came_about() -> None:
     views = snapshot(endpoint_view(1), endpoint_view(2, gpu_adapters=("a",)), now=7.0)
     asked = request()
 
-    assert routed(picker().pick(views, asked)) == Pick(
+    pick = routed(pick_of(picker(), views, asked))
+
+    assert replace(pick, candidates=tuple(pick.candidates)) == Pick(
         id="r-0",
         request=asked,
         endpoints=(address(2),),
@@ -215,6 +220,7 @@ def test_a_pick_tells_how_it_came_about() -> None:
         reason="affinity",
         candidates=views.endpoints,
         picked_at_s=7.0,
+        affinity="hit",
     )
 
 
@@ -229,7 +235,7 @@ def test_fallbacks_have_the_adapter_first_and_then_the_least_pending() -> None:
         endpoint_view(4, num_pending=1),
     )
 
-    order = routed(picker(num_fallbacks=9).pick(views, request())).endpoints
+    order = routed(pick_of(picker(num_fallbacks=9), views, request())).endpoints
 
     assert order == tuple(address(number) for number in (3, 2, 1, 4))
 
@@ -241,7 +247,7 @@ def test_of_many_with_the_adapter_the_fallbacks_are_those_with_the_least_pending
         *(endpoint_view(number, pending_by_adapter={"a": number}) for number in (3, 4, 5)),
     )
 
-    order = routed(picker(num_fallbacks=2).pick(views, request())).endpoints
+    order = routed(pick_of(picker(num_fallbacks=2), views, request())).endpoints
 
     assert order == tuple(address(number) for number in (5, 2, 3))
 
@@ -253,7 +259,7 @@ def test_fallbacks_of_the_base_model_have_the_least_pending() -> None:
         endpoint_view(3, num_pending=1),
     )
 
-    order = routed(picker(num_fallbacks=2).pick(views, request(None))).endpoints
+    order = routed(pick_of(picker(num_fallbacks=2), views, request(None))).endpoints
 
     assert order == tuple(address(number) for number in (2, 3, 1))
 
@@ -262,7 +268,7 @@ def test_fallbacks_of_the_base_model_have_the_least_pending() -> None:
 def test_fallbacks_are_the_best_of_all_others_however_many_are_wanted(
     snapshot: Snapshot, request: RequestInfo, num_fallbacks: int
 ) -> None:
-    result = picker(num_fallbacks=num_fallbacks).pick(snapshot, request)
+    result = pick_of(picker(num_fallbacks=num_fallbacks), snapshot, request)
     if not isinstance(result, Pick):
         return
     pick, adapter = result, request.adapter
@@ -276,9 +282,9 @@ def test_alternates_are_chosen_as_fallbacks_are_and_stand_beside_the_destination
         *(endpoint_view(number, registered={"base"}, num_pending=number) for number in (1, 2, 3, 4))
     )
 
-    fallbacks = routed(picker(num_fallbacks=2).pick(views, request(None)))
-    alternates = routed(picker(num_alternates=2).pick(views, request(None)))
-    both = routed(picker(num_fallbacks=1, num_alternates=2).pick(views, request(None)))
+    fallbacks = routed(pick_of(picker(num_fallbacks=2), views, request(None)))
+    alternates = routed(pick_of(picker(num_alternates=2), views, request(None)))
+    both = routed(pick_of(picker(num_fallbacks=1, num_alternates=2), views, request(None)))
 
     assert fallbacks.alternates == both.alternates == ()
     assert (*alternates.endpoints, *alternates.alternates) == fallbacks.endpoints
@@ -291,7 +297,7 @@ def test_the_policy_may_name_fallbacks_itself_and_the_number_holds() -> None:
     first, second, third, _ = views.endpoints
     policy = Answers(third, first, third, second)
 
-    order = routed(picker(policy, num_fallbacks=2).pick(views, request())).endpoints
+    order = routed(pick_of(picker(policy, num_fallbacks=2), views, request())).endpoints
 
     assert order == (third.address, first.address, second.address)
 
@@ -300,7 +306,7 @@ def test_an_endpoint_that_the_policy_describes_anew_is_not_its_own_fallback() ->
     view = endpoint_view(1)
     policy = Answers(replace(view, num_pending=99))
 
-    result = picker(policy, num_fallbacks=2).pick(snapshot(view), request())
+    result = pick_of(picker(policy, num_fallbacks=2), snapshot(view), request())
 
     assert routed(result).endpoints == (view.address,)
 
@@ -310,7 +316,7 @@ def test_a_policy_that_chooses_nothing_or_outside_its_candidates_is_an_error(
     chosen: tuple[EndpointView, ...],
 ) -> None:
     with pytest.raises(ValueError, match="policy policy chose outside its candidates"):
-        picker(Answers(*chosen)).pick(snapshot(endpoint_view(1)), request())
+        pick_of(picker(Answers(*chosen)), snapshot(endpoint_view(1)), request())
 
 
 class Raises:
@@ -338,7 +344,7 @@ def guarded(policy: Policy, fallback: Policy | None) -> tuple[Picker, list[str]]
 def test_the_fallback_takes_the_request_for_which_the_policy_fails(policy: Policy) -> None:
     made, errors = guarded(policy, Answers(endpoint_view(1)))
 
-    result = routed(made.pick(snapshot(endpoint_view(1)), request()))
+    result = routed(pick_of(made, snapshot(endpoint_view(1)), request()))
 
     assert (result.policy, result.address) == ("spare", endpoint_view(1).address)
     assert [error.partition(":")[0] for error in errors] == ["mine"]
@@ -350,7 +356,7 @@ def test_a_policy_that_fails_is_named_where_no_fallback_can_choose(
 ) -> None:
     made, errors = guarded(Raises(), fallback)
 
-    result = made.pick(snapshot(endpoint_view(1)), request())
+    result = pick_of(made, snapshot(endpoint_view(1)), request())
 
     assert isinstance(result, Rejection)
     assert (result.status, result.reason) == (503, Reason.POLICY_FAILED)
@@ -363,21 +369,21 @@ def test_a_policy_that_fails_is_named_where_no_fallback_can_choose(
 def test_a_session_stays_where_it_was_sent_first() -> None:
     made = picker()
     idle, busy = snapshot(endpoint_view(1)), snapshot(endpoint_view(1, num_pending=9))
-    made.pick(idle, request(session="s"))
+    pick_of(made, idle, request(session="s"))
 
-    again = routed(made.pick(snapshot(*busy.endpoints, endpoint_view(2)), request(session="s")))
+    again = routed(pick_of(made, snapshot(*busy.endpoints, endpoint_view(2)), request(session="s")))
 
     assert (again.address, again.reason) == (address(1), "session")
 
 
 def test_a_session_moves_when_its_endpoint_may_not_be_chosen_and_stays_there() -> None:
     made = picker()
-    made.pick(snapshot(endpoint_view(1)), request(session="s"))
+    pick_of(made, snapshot(endpoint_view(1)), request(session="s"))
     away = snapshot(endpoint_view(1, is_ready=False), endpoint_view(2))
     back = snapshot(endpoint_view(1), endpoint_view(2, num_pending=3))
 
-    moved = routed(made.pick(away, request(session="s")))
-    later = routed(made.pick(back, request(session="s")))
+    moved = routed(pick_of(made, away, request(session="s")))
+    later = routed(pick_of(made, back, request(session="s")))
 
     assert (moved.address, moved.reason) == (address(2), "cold")
     assert (later.address, later.reason) == (address(2), "session")
@@ -385,20 +391,20 @@ def test_a_session_moves_when_its_endpoint_may_not_be_chosen_and_stays_there() -
 
 def test_requests_without_a_session_are_never_held_together() -> None:
     made = picker()
-    made.pick(snapshot(endpoint_view(1)), request())
+    pick_of(made, snapshot(endpoint_view(1)), request())
 
     views = snapshot(endpoint_view(1, num_pending=9), endpoint_view(2))
-    assert routed(made.pick(views, request())).address == address(2)
+    assert routed(pick_of(made, views, request())).address == address(2)
 
 
 def test_a_stored_response_goes_to_its_sessions_endpoint_and_nowhere_else() -> None:
     made = picker()
     views = snapshot(endpoint_view(1), endpoint_view(2))
-    home = routed(made.pick(views, request(session="s"))).address
+    home = routed(pick_of(made, views, request(session="s"))).address
     stored = request(None, model="", session="s")
 
-    assert routed(made.pick(views, stored)).address == home
-    strange = rejected(made.pick(views, request(None, model="", session="other")))
+    assert routed(pick_of(made, views, stored)).address == home
+    strange = rejected(pick_of(made, views, request(None, model="", session="other")))
     assert strange.reason is Reason.STORED_RESPONSE
 
 
@@ -408,10 +414,10 @@ def test_a_session_stays_where_its_responses_may_be_stored_whatever_the_price(pa
     asked = request("a", session="s", path=path)
     full = endpoint_view(1, pending_by_adapter={"b": 9}, max_loras=1)
 
-    made.pick(snapshot(endpoint_view(1)), asked)
-    made.pick(snapshot(endpoint_view(2)), replace(asked, path="/v1/chat/completions"))
-    again = routed(made.pick(snapshot(full, endpoint_view(2)), asked))
-    stored = routed(made.pick(snapshot(full, endpoint_view(2)), replace(asked, model="")))
+    pick_of(made, snapshot(endpoint_view(1)), asked)
+    pick_of(made, snapshot(endpoint_view(2)), replace(asked, path="/v1/chat/completions"))
+    again = routed(pick_of(made, snapshot(full, endpoint_view(2)), asked))
+    stored = routed(pick_of(made, snapshot(full, endpoint_view(2)), replace(asked, model="")))
 
     assert (again.address, again.reason) == (address(1), "session")
     assert (stored.address, stored.reason) == (address(1), "session")
@@ -422,8 +428,8 @@ FULL = endpoint_view(1, pending_by_adapter={"b": 9}, max_loras=1)
 
 def test_where_the_policy_weighs_what_is_cached_a_session_is_no_reason_of_its_own() -> None:
     made, asked = picker(LeastHarm()), request("a", session="s", _prefix_hashes=(7,))
-    made.pick(snapshot(endpoint_view(1)), asked)
-    again = routed(made.pick(snapshot(FULL, endpoint_view(2)), asked))
+    pick_of(made, snapshot(endpoint_view(1)), asked)
+    again = routed(pick_of(made, snapshot(FULL, endpoint_view(2)), asked))
 
     assert (again.address, again.reason) == (address(2), "open")
 
@@ -432,10 +438,10 @@ def test_where_the_policy_weighs_what_is_cached_a_session_is_no_reason_of_its_ow
 def test_a_session_stays_where_nobody_knows_what_its_prompts_have_in_common(num_bytes: int) -> None:
     """Also after a turn that had hashes, as of a conversation that has become too long for them."""
     made, asked = picker(LeastHarm()), request("a", session="s", body_bytes=num_bytes)
-    made.pick(snapshot(endpoint_view(1)), asked)
-    again = routed(made.pick(snapshot(FULL, endpoint_view(2)), asked))
-    made.pick(snapshot(FULL, endpoint_view(2)), replace(asked, _prefix_hashes=(7,)))
-    moved = routed(made.pick(snapshot(endpoint_view(1), endpoint_view(2)), asked))
+    pick_of(made, snapshot(endpoint_view(1)), asked)
+    again = routed(pick_of(made, snapshot(FULL, endpoint_view(2)), asked))
+    pick_of(made, snapshot(FULL, endpoint_view(2)), replace(asked, _prefix_hashes=(7,)))
+    moved = routed(pick_of(made, snapshot(endpoint_view(1), endpoint_view(2)), asked))
 
     assert (again.address, again.reason) == (address(1), "session")
     assert (moved.address, moved.reason) == (address(2), "session")
@@ -443,9 +449,9 @@ def test_a_session_stays_where_nobody_knows_what_its_prompts_have_in_common(num_
 
 def test_stored_responses_do_not_follow_a_conversation_that_moves() -> None:
     made, asked = picker(LeastHarm()), request("a", session="s", path=RESPONSES_PATH)
-    made.pick(snapshot(endpoint_view(1)), asked)
-    made.pick(snapshot(endpoint_view(2)), request("a", session="s", _prefix_hashes=(7,)))
-    again = routed(made.pick(snapshot(FULL, endpoint_view(2)), asked))
+    pick_of(made, snapshot(endpoint_view(1)), asked)
+    pick_of(made, snapshot(endpoint_view(2)), request("a", session="s", _prefix_hashes=(7,)))
+    again = routed(pick_of(made, snapshot(FULL, endpoint_view(2)), asked))
 
     assert (again.address, again.reason) == (address(1), "session")
 
@@ -454,7 +460,7 @@ def remembered(made: Picker, sessions: list[str]) -> list[str]:
     """Those of `sessions` that still have an endpoint. Asked for stored responses, as only they
     are refused without one."""
     views = snapshot(endpoint_view(1))
-    asked = ((s, made.pick(views, request(None, model="", session=s))) for s in sessions)
+    asked = ((s, pick_of(made, views, request(None, model="", session=s))) for s in sessions)
     return [session for session, result in asked if isinstance(result, Pick)]
 
 
@@ -462,7 +468,7 @@ def remembered(made: Picker, sessions: list[str]) -> list[str]:
 def test_the_sessions_used_last_are_remembered_and_no_more(used: list[str], limit: int) -> None:
     made = picker(max_sessions=limit)
     for session in used:
-        made.pick(snapshot(endpoint_view(1)), request(session=session))
+        pick_of(made, snapshot(endpoint_view(1)), request(session=session))
     latest = list(dict.fromkeys(reversed(used)))[:limit]
 
     assert set(remembered(made, list("abcdef"))) == set(latest)
@@ -471,9 +477,9 @@ def test_the_sessions_used_last_are_remembered_and_no_more(used: list[str], limi
 def test_a_smaller_number_of_sessions_holds_at_once() -> None:
     made = picker(max_sessions=5)
     for session in "abcde":
-        made.pick(snapshot(endpoint_view(1)), request(session=session))
+        pick_of(made, snapshot(endpoint_view(1)), request(session=session))
     made.configure(Founding(), "policy", PickerSettings(max_sessions=2))
-    made.pick(snapshot(endpoint_view(1)), request(session="f"))
+    pick_of(made, snapshot(endpoint_view(1)), request(session="f"))
 
     assert remembered(made, list("abcdef")) == ["e", "f"]
 
@@ -487,7 +493,7 @@ def test_another_policy_and_other_thresholds_hold_from_the_next_request_on() -> 
     policy = BUILT_IN["least_pending"]()
     made.configure(policy, "other", PickerSettings(num_fallbacks=1), AdmissionSettings(2))
 
-    pick = routed(made.pick(views, request()))
+    pick = routed(pick_of(made, views, request()))
 
     assert made.policy is policy
     assert (pick.policy, pick.reason) == ("other", "least-pending")
@@ -496,11 +502,11 @@ def test_another_policy_and_other_thresholds_hold_from_the_next_request_on() -> 
 
 def test_sessions_outlive_another_rule() -> None:
     made = picker()
-    made.pick(snapshot(endpoint_view(1)), request(session="s"))
+    pick_of(made, snapshot(endpoint_view(1)), request(session="s"))
     made.configure(BUILT_IN["random"](), "random")
     views = snapshot(endpoint_view(1), endpoint_view(2))
 
-    assert routed(made.pick(views, request(session="s"))).address == address(1)
+    assert routed(pick_of(made, views, request(session="s"))).address == address(1)
 
 
 class Holds:
@@ -516,7 +522,7 @@ def test_the_reason_of_a_policy_is_short_and_can_be_encoded(reason: Any) -> None
         def choose(self, asked: Snapshot, info: RequestInfo, *, rng: random.Random) -> Choice:
             return Choice(asked.endpoints[:1], reason)
 
-    pick = routed(picker(Wordy()).pick(snapshot(endpoint_view(1)), request()))
+    pick = routed(pick_of(picker(Wordy()), snapshot(endpoint_view(1)), request()))
 
     assert len(pick.reason.encode()) <= 64
 
@@ -525,9 +531,9 @@ def test_a_policy_that_waits_is_passed_on_and_starts_no_session() -> None:
     held = picker(Holds())
     asked = request("a", session="s")
 
-    assert held.pick(snapshot(endpoint_view(), now=5.0), asked) == Wait(6.0, "full")
+    assert pick_of(held, snapshot(endpoint_view(), now=5.0), asked) == Wait(6.0, "full")
     held.configure(BUILT_IN["founding"](), "founding")
-    assert routed(held.pick(snapshot(endpoint_view()), asked)).reason != "session"
+    assert routed(pick_of(held, snapshot(endpoint_view()), asked)).reason != "session"
 
 
 def test_a_pick_has_the_terms_of_the_policy_that_chose_and_a_sessions_has_none() -> None:
@@ -535,8 +541,8 @@ def test_a_pick_has_the_terms_of_the_policy_that_chose_and_a_sessions_has_none()
     made = picker(policy)
     asked = request("a", session="s", path=RESPONSES_PATH)
 
-    first = routed(made.pick(snapshot(endpoint_view()), asked))
-    again = routed(made.pick(snapshot(endpoint_view()), asked))
+    first = routed(pick_of(made, snapshot(endpoint_view()), asked))
+    again = routed(pick_of(made, snapshot(endpoint_view()), asked))
 
     assert first.terms == policy.terms
     assert (again.reason, again.terms) == ("session", None)
@@ -552,7 +558,7 @@ class CountsRouters:
 def test_a_policy_is_told_how_many_routers_there_are() -> None:
     asked = Snapshot(snapshot(endpoint_view()).endpoints, num_routers=4)
 
-    assert routed(picker(CountsRouters()).pick(asked, request())).reason == "routers-4"
+    assert routed(pick_of(picker(CountsRouters()), asked, request())).reason == "routers-4"
 
 
 # --- ranks -----------------------------------------------------------------------------------
@@ -571,12 +577,12 @@ def test_no_policy_sends_an_adapter_where_its_rank_does_not_fit(
     seen = snapshot(SMALL, replace(LARGE, **flaw))
     made = picker(BUILT_IN[name](), ranks=RANKS, num_fallbacks=2)
 
-    assert routed(made.pick(seen, request("a"))).endpoints == (address(2),)
+    assert routed(pick_of(made, seen, request("a"))).endpoints == (address(2),)
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
 def test_no_policy_is_asked_where_no_endpoint_takes_the_rank(name: str) -> None:
-    refused = picker(BUILT_IN[name](), ranks=RANKS).pick(snapshot(SMALL), request("a"))
+    refused = pick_of(picker(BUILT_IN[name](), ranks=RANKS), snapshot(SMALL), request("a"))
 
     assert isinstance(refused, Rejection)
     assert refused.reason is Reason.RANK_TOO_HIGH
@@ -585,10 +591,10 @@ def test_no_policy_is_asked_where_no_endpoint_takes_the_rank(name: str) -> None:
 def test_a_session_does_not_stay_where_the_rank_does_not_fit() -> None:
     made = picker()
     info = request("a", session="s")
-    assert routed(made.pick(snapshot(SMALL), info)).address == address(1)
+    assert routed(pick_of(made, snapshot(SMALL), info)).address == address(1)
     made.configure(Founding(), "policy", admission=AdmissionSettings(ranks=RANKS))
 
-    assert routed(made.pick(snapshot(SMALL, LARGE), info)).address == address(2)
+    assert routed(pick_of(made, snapshot(SMALL, LARGE), info)).address == address(2)
 
 
 # --- what is held ----------------------------------------------------------------------------
@@ -606,6 +612,6 @@ def test_a_session_makes_a_held_request_a_kind_of_its_own_once_it_is_known() -> 
     made, asked = picker(LeastHarm()), request("a", session="s")
     assert made.kind_of(asked) == made.kind_of(request("a", session="t"))
 
-    routed(made.pick(snapshot(endpoint_view(1)), asked))
+    routed(pick_of(made, snapshot(endpoint_view(1)), asked))
 
     assert made.kind_of(asked) != made.kind_of(request("a", session="t"))

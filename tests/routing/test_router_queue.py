@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 
 from extproc.costs import Costs
 from extproc.fleet.accounting import Accounting
-from extproc.fleet.peerpicks import PeerPick
-from extproc.fleet.pool import Pool
+from extproc.fleet.pool import InFlight, Pool
 from extproc.phrases import FOR_TURN
 from extproc.queue import QueueSettings, Ticket
 from extproc.queue.schedule import TOLD_WAIT_S
 from extproc.routing.router import OBJECTIVE_RATIO, Router
-from extproc.tenancy import Claim, Share
+from extproc.tenancy import Claim
 from extproc.types import (
     Choice,
     Hints,
@@ -33,6 +32,7 @@ from extproc.types import (
     Wait,
 )
 from tests.builders import address, cards, completion, endpoint, report, request
+from tests.otherrouters import OtherRouter
 from tests.routing.scene import Slots, refused, routed
 from tests.routing.scene import router as router_of
 
@@ -121,19 +121,19 @@ def test_a_request_without_room_is_held_and_gets_what_is_freed() -> None:
     assert len(made.queue) == 0
 
 
-def end_ours(pool: Pool, first: Pick) -> None:
+def end_ours(pool: Pool, other: OtherRouter, first: Pick) -> None:
     pool.flights.finish(first.id, now=LATER_S)
 
 
-def end_told(pool: Pool, first: Pick) -> None:
-    pool.told.finish("bb-1", now=LATER_S)
+def end_told(pool: Pool, other: OtherRouter, first: Pick) -> None:
+    other.end(now=LATER_S)
 
 
-def report_again(pool: Pool, first: Pick) -> None:
+def report_again(pool: Pool, other: OtherRouter, first: Pick) -> None:
     pool.record_report(address(1), report(), taken_at_s=LATER_S)
 
 
-def list_models(pool: Pool, first: Pick) -> None:
+def list_models(pool: Pool, other: OtherRouter, first: Pick) -> None:
     pool.record_models(address(1), cards("a"), now=LATER_S)
 
 
@@ -142,17 +142,17 @@ def list_models(pool: Pool, first: Pick) -> None:
     [(end_ours, 0.0), (report_again, 0.0), (list_models, 0.0), (end_told, TOLD_WAIT_S)],
 )
 def test_whatever_may_free_room_has_it_offered_and_the_router_that_tells_of_it_comes_first(
-    event: Callable[[Pool, Pick], None], wait_s: float
+    event: Callable[[Pool, OtherRouter, Pick], None], wait_s: float
 ) -> None:
     times: list[float] = []
     made, first = full(parts={"at": times.append})
-    made.pool.told.begin("bb", now=0.0)
-    made.pool.told.start(PeerPick("bb-1", address(1), "a", 0, 0.0), now=0.0)
+    other = OtherRouter(made.pool)
+    other.start()
     ask(made)
     made.offer(now=1.0)  # in vain, if it is due
     times.clear()
 
-    event(made.pool, first)
+    event(made.pool, other, first)
 
     assert times == [pytest.approx(LATER_S + wait_s)]
 
@@ -160,17 +160,16 @@ def test_whatever_may_free_room_has_it_offered_and_the_router_that_tells_of_it_c
 def test_a_place_that_another_router_tells_of_and_takes_is_not_taken_here() -> None:
     made, first = full()
     made.pool.flights.finish(first.id, now=0.0)
-    told = made.pool.told
-    told.begin("bb", now=0.0)
-    told.start(PeerPick("bb-1", address(1), "a", 0, 0.0), now=0.0)
+    other = OtherRouter(made.pool)
+    other.start("1")
     held = ask(made)
     made.offer(now=1.0)
-    told.finish("bb-1", now=LATER_S)
+    other.end("1", now=LATER_S)
     made.offer(now=LATER_S)
-    told.start(PeerPick("bb-2", address(1), "a", 0, 0.0), now=LATER_S)
+    other.start("2", now=LATER_S)
     made.offer(now=LATER_S + TOLD_WAIT_S)
     taken = held.resume(LATER_S + TOLD_WAIT_S)
-    told.finish("bb-2", now=2 * LATER_S)  # this one it does not take
+    other.end("2", now=2 * LATER_S)  # this one it does not take
     made.offer(now=2 * LATER_S + TOLD_WAIT_S)
 
     assert taken is held.ticket
@@ -180,11 +179,11 @@ def test_a_place_that_another_router_tells_of_and_takes_is_not_taken_here() -> N
 def test_whoever_waits_comes_before_a_newcomer_where_another_router_tells_of_room_too() -> None:
     made, first = full()
     made.pool.flights.finish(first.id, now=0.0)
-    made.pool.told.begin("bb", now=0.0)
-    made.pool.told.start(PeerPick("bb-1", address(1), "a", 0, 0.0), now=0.0)
+    other = OtherRouter(made.pool)
+    other.start()
     held = ask(made)
     made.offer(now=1.0)
-    made.pool.told.finish("bb-1", now=LATER_S)
+    other.end(now=LATER_S)
     newcomer = ask(made, LATER_S)
     made.offer(now=LATER_S)
     before = held.ticket.result
@@ -211,10 +210,10 @@ def test_a_slot_that_another_router_s_request_left_is_kept_for_a_moment() -> Non
     made = router_of(1)
     made.picker.configure(OneSlot(), "one_slot")
     made.pool.record_models(address(1), cards("a", "b"), now=0.0)
-    made.pool.told.begin("bb", now=0.0)
+    other = OtherRouter(made.pool)
     made.pool.record_report(address(1), report(max_loras=1), taken_at_s=0.0)
-    made.pool.told.start(PeerPick("bb-1", address(1), "a", 0, 0.0), now=0.0)
-    made.pool.told.finish("bb-1", now=LATER_S)
+    other.start()
+    other.end(now=LATER_S)
     held = ask(made, LATER_S, adapter="b", model="b")
     reason = held.ticket.reason
     made.offer(now=LATER_S + TOLD_WAIT_S)
@@ -235,12 +234,11 @@ def test_where_one_endpoint_keeps_its_slot_another_is_chosen(
 
 def test_what_another_router_serves_counts_for_its_tenant_here() -> None:
     made, _ = full()
-    made.pool.told.begin("bb", now=0.0)
+    other = OtherRouter(made.pool)
     tickets = [
         ask(made, hints=Hints(fairness_id=tenant), session=tenant) for tenant in ("much", "little")
     ]
-    share = Share(" much", 0, 1000.0)
-    made.pool.told.start(PeerPick("bb-1", address(1), "a", 0, 0.0, share), now=0.0)
+    other.start(claim=Claim(tenant="much"), tokens=1000.0)
     made.picker.configure(Slots(3), "slots")
     made.queue.freed(LATER_S)
     made.offer(now=LATER_S)
@@ -360,14 +358,14 @@ def test_the_adapter_that_a_slot_is_kept_for_waits_for_the_slot_and_not_for_its_
 
 def test_whoever_was_served_more_stands_in_line_while_another_waits_for_a_slot() -> None:
     made, _, modest, ask_greedy = without_slot()
-    newcomer = ask_greedy(LATER_S)
+    newcomer, until_s = ask_greedy(LATER_S), LATER_S + HOLD_S
     reason = newcomer.ticket.reason
-    made.offer(now=HOLD_S)
+    made.offer(now=until_s)
 
     assert reason == "turn"
-    assert routed(newcomer.resume(HOLD_S))
-    assert modest.resume(HOLD_S) is modest.ticket
-    assert routed(ask_greedy(HOLD_S).result)
+    assert routed(newcomer.resume(until_s))
+    assert modest.resume(until_s) is modest.ticket
+    assert routed(ask_greedy(until_s).result)
 
 
 def test_whoever_stands_in_line_goes_once_the_other_has_its_slot() -> None:
@@ -447,11 +445,11 @@ class Observer:
         self.started_ids: list[str] = []
         self.ends: list[tuple[str, bool]] = []
 
-    def started(self, pick: Pick, address: str, *, at_s: float) -> None:
-        self.started_ids.append(pick.id)
+    def started(self, flight: InFlight, *, is_new: bool) -> None:
+        self.started_ids.append(flight.pick.id)
 
-    def ended(self, pick_id: str, *, now: float, has_run: bool) -> None:
-        self.ends.append((pick_id, has_run))
+    def ended(self, flight: InFlight, *, has_run: bool) -> None:
+        self.ends.append((flight.pick.id, has_run))
 
 
 def test_a_pick_that_nobody_takes_any_more_is_ended_once_and_goes_to_the_next() -> None:
@@ -489,7 +487,7 @@ def test_nobody_is_held_for_longer_than_it_may_be(
     made.max_hold_s = max_hold_s
     held = ask(made, now=4.0, arrived_at_s=3.0, claim=claim)
 
-    assert held.ticket.until_s == give_up_s
+    assert held.ticket.give_up_s == give_up_s
     assert held.resume(give_up_s - 0.001) is held.ticket
     result = held.resume(give_up_s)
     assert refused(result) == (429, Reason.SATURATED)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from extproc.fleet.evidence import Evidence
 from extproc.fleet.foreign import STILL_S
-from extproc.fleet.peerpicks import PeerPick
 from extproc.fleet.pool import Pool, PoolSettings
 from extproc.queue import HoldQueue, Ticket
 from extproc.routing.admission import AdmissionSettings
@@ -31,6 +30,7 @@ from tests.builders import (
     report,
     request,
 )
+from tests.otherrouters import OtherRouter
 from tests.routing.scene import rejected, routed
 
 EXPIRY_S = 2.0
@@ -173,13 +173,12 @@ def test_what_an_engine_stated_in_an_expired_report_is_inferred_until_it_says_it
 def test_without_reports_names_that_vanish_are_a_restart_also_where_it_said_its_start() -> None:
     pool = pool_of(1)
     pool.record_report(address(1), report(process_start_wall_s=7.0), taken_at_s=0.0)
-    pool.told.begin("r", now=0.0)
-    pool.told.start(PeerPick("r-1", address(1), "a", 10, 0.0), now=0.0)
+    pool.record_version(address(1), "1", asked_at_s=0.0)
     pool.record_models(address(1), cards("b"), now=1.0)
-    reporting = view(pool, now=1.0)._num_told
+    reporting = pool.lacks_version(address(1))
     pool.record_models(address(1), cards("a"), now=LATE_S)
 
-    assert (reporting, view(pool, now=LATE_S)._num_told) == (1, 0)
+    assert (reporting, pool.lacks_version(address(1))) == (False, True)
 
 
 def test_adapters_are_loaded_where_a_pod_answers_and_its_process_is_not_known() -> None:
@@ -216,9 +215,9 @@ def frozen_pool(*, num_told: int = 0, seconds: float = 40.0) -> tuple[Pool, floa
         active_adapters=frozenset("a"),
         work_tokens=500,
     )
-    pool.told.begin("r", now=0.0)
+    other = OtherRouter(pool)
     for number in range(num_told):
-        pool.told.start(PeerPick(f"r-{number}", address(1), None, 10, 0.0), now=0.0)
+        other.start(str(number), adapter=None)
     now = 0.0
     while now < seconds:
         now += 0.5
@@ -346,7 +345,7 @@ fates = st.builds(
 )
 
 
-def befall(pool: Pool, number: int, fate: Fate) -> None:
+def befall(pool: Pool, other: OtherRouter, number: int, fate: Fate) -> None:
     where = address(number)
     for at_s, each in fate.reports:
         pool.record_report(where, each, taken_at_s=at_s)
@@ -357,8 +356,7 @@ def befall(pool: Pool, number: int, fate: Fate) -> None:
     if fate.is_unreachable:
         pool.record_unreachable(where)
     for told in range(fate.num_told):
-        pick_id = f"r-{number}{told}"
-        pool.told.start(PeerPick(pick_id, where, None, 10, 0.0), now=LATE_S - 1)
+        other.start(f"{number}{told}", number, None, now=LATE_S - 1)
 
 
 def most_known(fate: Fate, num_sent: int) -> int:
@@ -382,9 +380,9 @@ def test_nobody_is_refused_as_saturated_while_a_pod_that_could_serve_is_below_it
     pool.set_endpoints(
         endpoint(number, is_ready=fate.is_ready) for number, fate in enumerate(fleet, start=1)
     )
-    pool.told.begin("r", now=0.0)
+    other = OtherRouter(pool)
     for number, fate in enumerate(fleet, start=1):
-        befall(pool, number, fate)
+        befall(pool, other, number, fate)
     router = router_of(pool, policy, max_pending=cap)
     num_sent: Counter[str] = Counter()
     while True:

@@ -51,7 +51,7 @@ class Peered:
         self.taken: list[bytes] = []
         self.sizes: list[int] = []
         self.telling = Telling(
-            Links(clock),
+            Links(),
             call_later=asyncio.get_running_loop().call_later,
             clock=clock,
             observers=self.observers,

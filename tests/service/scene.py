@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from extproc.config.file import parse_config
 from extproc.fleet.accounting import Accounting
 from extproc.fleet.peerpicks import pick_ids
+from extproc.fleet.readiness import Readiness
 from extproc.observe.attainment import Attainment
 from extproc.observe.decisions import DecisionsService
 from extproc.observe.observers import Observers
@@ -18,8 +20,10 @@ from extproc.request.listbudget import Lists
 from extproc.routing.picker import Picker
 from extproc.routing.policies import Founding
 from extproc.routing.rewrites import Rewrites
+from extproc.service.clocks import Clocks
 from extproc.service.endings import Endings
 from extproc.service.recorder import Recorder
+from extproc.service.scraping import Pods
 from extproc.tenancy import NO_CLAIM
 from extproc.types import Choice, Pick, Rejection, RequestInfo, Snapshot, Wait
 from tests.builders import fill, report, request, routing
@@ -84,6 +88,18 @@ class Scene:
         )
         self.parts = StreamParts(
             router, router.models, rewrites, endings, Lists(), recorder, lambda: self.now
+        )
+
+    def reads(self, clocks: Clocks) -> Pods:
+        """Return what reads the reports of the pool's pods; it has none to read yet."""
+        return Pods(
+            parse_config("discovery: {static: []}"),
+            pool=self.pool,
+            readiness=Readiness(limit_s=1.0),
+            accounting=self.accounting,
+            recorder=self.recorder,
+            on_asked=lambda: None,
+            clocks=clocks,
         )
 
     def look(self, address: str) -> None:

@@ -13,14 +13,14 @@ MIB = 1024 * 1024
 @pytest.mark.parametrize(
     ("request_section", "memory_bytes", "budget_bytes"),
     [
-        ("{}", 512 * MIB, 128 * MIB),
+        ("{}", 512 * MIB, 96 * MIB),
         ("{}", 64 * 1024 * MIB, 512 * MIB),
         ("{}", 32 * MIB, 27 * MIB),
         ("{max_body_bytes: 67108864}", 128 * MIB, 65 * MIB),
         ("{max_bytes_in_memory: 104857600}", 512 * MIB, 100 * MIB),
     ],
 )
-def test_a_quarter_of_the_memory_and_never_less_than_one_body(
+def test_a_quarter_of_the_memory_beside_the_program_s_and_never_less_than_one_body(
     request_section: str, memory_bytes: int, budget_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(configured, "memory_limit_bytes", lambda: memory_bytes)

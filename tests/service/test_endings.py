@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 
 from extproc.fleet.evidence import Evidence, StreamEnd
 from extproc.service.endings import UNSURE_S
 from extproc.types import Outcome, Pick
-from tests.builders import address, completion, endpoint, report
+from tests.builders import address, completion, endpoint, pick, report, request
 from tests.routing.scene import routed
 from tests.service.scene import Scene
 
@@ -38,6 +39,32 @@ def test_an_endpoint_that_returns_404_is_polled_for_its_models() -> None:
         assert scene.endings.complete(completion(picked(scene).id, status=status))
 
     assert scene.doubtful == [address(1)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "doubtful"),
+    [
+        ({"address": address(2)}, [address(2)]),
+        ({"address": ""}, [address(1)]),
+        ({"is_from_endpoint": False}, []),
+        ({"status": 400}, []),
+    ],
+)
+def test_an_endpoints_own_404_puts_its_list_of_models_in_doubt(
+    changes: dict[str, Any], doubtful: list[str]
+) -> None:
+    scene = Scene()
+    scene.endings.complete(completion(picked(scene).id, **{"status": 404, **changes}))
+
+    assert scene.doubtful == doubtful
+
+
+def test_a_404_to_a_request_that_named_no_model_says_nothing_of_models() -> None:
+    scene = Scene()
+    scene.pool.flights.start(pick("r-9", 1, info=request(None, model="")), now=0.0)
+    assert scene.endings.complete(completion("r-9", status=404))
+
+    assert scene.doubtful == []
 
 
 def test_an_endpoint_that_fails_a_request_is_doubted() -> None:

@@ -17,6 +17,7 @@ from extproc.fleet.slowness import SlowPods
 from extproc.observe.attainment import Attainment
 from extproc.observe.decisions import DecisionsService
 from extproc.observe.telemetry import Telemetry
+from extproc.passes import last
 from extproc.queue import HoldQueue, Ticket
 from extproc.queue.status import describe_queue
 from extproc.rejections import saturated
@@ -66,7 +67,7 @@ class Scene:
 
     def frame(self, after_s: float = 0.25) -> Any:
         self.now += after_s
-        return json.loads(self.feed.compose())
+        return json.loads(last(self.feed.compose()))
 
 
 def test_a_pod_is_shown_with_its_time_per_token_and_that_over_its_peers() -> None:
@@ -273,9 +274,8 @@ def test_without_decisions_the_time_for_one_is_not_known() -> None:
 def test_each_route_has_its_share_and_unknown_times_are_marked() -> None:
     scene = Scene()
     for first_byte_s in (0.1, 0.9, 0.2):
-        scene.attainment.completed(
-            "/v1/completions", Outcome.COMPLETED, 200, first_byte_s, 1.0, now=scene.now
-        )
+        entry = completion(first_body_byte_s=first_byte_s, duration_s=1.0)
+        scene.attainment.completed("/v1/completions", entry, scene.now)
     known = scene.frame()["slo"]
     scene.knows_times = False
 
@@ -302,7 +302,7 @@ def test_readiness_version_and_policy_are_shown() -> None:
 def test_a_name_cannot_break_out_of_its_event(hostile: str) -> None:
     scene = Scene(endpoint_view(1, name=hostile))
     scene.decide(Rejection(404, saturated("", 1).reason, hostile, model=hostile))
-    composed = scene.feed.compose()
+    composed = last(scene.feed.compose())
 
     assert not set(composed) & set(b"\r\n\0")
     assert json.loads(composed)["decisions"][0]["model"] == hostile
@@ -313,7 +313,7 @@ def test_names_of_any_length_are_shortened() -> None:
     for _ in range(MAX_DECISIONS):
         scene.decide(Rejection(404, saturated("", 1).reason, "m" * 5000, model="x" * 5000))
 
-    assert len(scene.feed.compose()) < 40_000
+    assert len(last(scene.feed.compose())) < 40_000
 
 
 @given(
@@ -358,4 +358,4 @@ def test_a_large_pool_makes_a_frame_of_modest_size() -> None:
     for _ in range(MAX_DECISIONS):
         scene.decide(pick(info=request(names[0]), candidates=tuple(views), policy="founding"))
 
-    assert len(scene.feed.compose()) < 64_000
+    assert len(last(scene.feed.compose())) < 64_000

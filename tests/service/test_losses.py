@@ -9,12 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from extproc.config.file import parse_config
 from extproc.fleet.losses import Part
-from extproc.fleet.readiness import Readiness
 from extproc.lab.fakepod.pod import PodConfig, RunningPod
 from extproc.service.clocks import Clocks
-from extproc.service.scraping import Pods
 from tests.builders import address, endpoint, report
 from tests.fakepods import running_pod
 from tests.service.scene import Scene
@@ -73,15 +70,7 @@ async def test_the_limit_on_repeated_lines_leaves_none_out_however_pods_are_lost
     limited_log.set_level(logging.INFO)
     scene, numbers = Scene(), range(1, 41)
     scene.pool.set_endpoints(map(endpoint, numbers))
-    pods = Pods(
-        parse_config("discovery: {static: []}"),
-        pool=scene.pool,
-        readiness=Readiness(limit_s=1.0),
-        accounting=scene.accounting,
-        recorder=scene.recorder,
-        on_asked=lambda: None,
-        clocks=Clocks(lambda: scene.now, lambda: scene.now, random.Random(0)),
-    )
+    pods = scene.reads(Clocks(lambda: scene.now, lambda: scene.now, random.Random(0)))
 
     def live(down: range) -> None:
         for number in numbers:

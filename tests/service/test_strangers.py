@@ -46,12 +46,10 @@ async def test_a_stranger_who_echoes_what_is_declared_stops_no_loads_and_ends_no
         failed=[peers_pb2.FailedAdapter(name="sql", reason="files")],
         leaving=[peers_pb2.AdapterPlace(address=address(1), name="sql")],
     )
-    picks = peers_pb2.Picks(
-        is_first=True, started=[peers_pb2.StartedPick(number=1, address=address(1))]
-    )
+    sums = peers_pb2.Sums(is_whole=True, names=[address(1), ""], places=[0, 1, 1, 0, 1, 1])
     for each in (
         message(adapters=echo),
-        message(picks=picks),
+        message(sums=sums),
         message(entries=peers_pb2.Entries(log_entries=[b"ends a pick"])),
     ):
         session.receive(each)

@@ -107,7 +107,11 @@ class Traffic:
             place = number
             while not is_over.is_set():
                 model = self.models[place % len(self.models)]
-                self.answers.append((model, await self.scene.ask(model)))
+                try:
+                    answer = await self.scene.ask(model)
+                except aiohttp.ClientPayloadError as cut:  # after its head, by a server's kill
+                    answer = Answer(0, {}, str(cut).encode())
+                self.answers.append((model, answer))
                 place += num_clients
 
         async with asyncio.TaskGroup() as tasks:

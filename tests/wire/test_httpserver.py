@@ -10,6 +10,7 @@ import inspect
 import logging
 import socket
 import tracemalloc
+import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -374,6 +375,22 @@ async def test_whatever_a_connection_sends_little_of_it_is_kept(
                 tracemalloc.stop()
 
         assert held_bytes <= len(clients) * MAX_HELD_BYTES + OWN_BYTES
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+@on_each_loop
+async def test_a_compressed_body_takes_its_own_bytes_and_no_more(encoding: str) -> None:
+    packer = zlib.compressobj(wbits=31 if encoding == "gzip" else 15)
+    sent = packer.compress(bytes(2**20)) + packer.flush()
+    head = f"Content-Encoding: {encoding}\r\nContent-Length: {len(sent)}\r\n\r\n".encode()
+    async with serving() as served:
+        asked = b"POST /length HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + head + sent
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.listener.port)
+        writer.write(asked)
+        answer = await reader.read()
+        writer.close()
+
+    assert answer.endswith(b"\r\n\r\n%d" % len(sent))
 
 
 @on_each_loop

@@ -81,9 +81,10 @@ class Declaring:
         """Return whether what requests wait for is loaded already now."""
         if self._loading is not Loading.IN_TURN:
             return True
-        asked = RequestInfo(self._base, adapter=_NEW, arrived_at_s=self._agenda.now)
-        snapshot = router.pool.snapshot(now=self._agenda.now)
-        return isinstance(router.router.picker.pick(snapshot, asked), Pick)
+        now = self._agenda.now
+        asked = RequestInfo(self._base, adapter=_NEW, arrived_at_s=now)
+        columns = router.pool.columns(now=now)
+        return isinstance(router.router.picker.pick(columns, asked, now=now), Pick)
 
     def _begin(self, router: FleetRouter, action: Action) -> None:
         pod, ends_s = self._pods.get(action.address), self._agenda.now

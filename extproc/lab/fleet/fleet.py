@@ -272,7 +272,9 @@ class Fleet:
     def _apply(self, event: FleetEvent) -> None:
         match event:
             case PodLoss(pod=number):
-                self._kill(list(self.pods.values())[number])
+                pod = list(self.pods.values())[number]
+                self._kill(pod)
+                self._knowledge.lose(pod)
                 self._knowledge.change()
             case PodJoin():
                 self._add_pod()

@@ -10,6 +10,7 @@ from hashlib import blake2b
 
 from extproc.fleet.accounting import Accounting, Completion
 from extproc.fleet.evidence import Evidence
+from extproc.fleet.pace import Pace, Rest
 from extproc.fleet.peerpicks import pick_ids
 from extproc.fleet.pool import Pool, PoolSettings
 from extproc.fleet.prefixes import MARKS_BYTES
@@ -89,6 +90,11 @@ class FleetRouter:
         self.router = Router(self.pool, picker, queue, catalog, settings.max_hold_s)
         self.accounting = Accounting(self.pool, router_id)
         self.accounting.record_access_logs(1)
+        self.pace = Pace(
+            settings.scrape_interval_s, expiry_s, models_interval_s=settings.models_interval_s
+        )
+        self.rest_rng = random.Random(f"rests/{router_id}")
+        self.num_pages = 0
         self.known: set[str] = set()
         self.seen_s: dict[str, float] = {}  # when the page of each pod that it saw last was made
         self.ended: list[Flight] = []
@@ -103,10 +109,22 @@ class FleetRouter:
         if self._offers_at_s == at_s:
             self.router.offer(now=at_s)
 
-    def read_page(self, address: str, report: LoadReport, *, taken_at_s: float) -> None:
-        """Record a scrape and end the picks that the pod no longer has."""
-        self.pool.record_report(address, report, taken_at_s=taken_at_s)
+    def read_page(
+        self, address: str, report: LoadReport, rest: Rest | None, *, taken_at_s: float
+    ) -> None:
+        """Record a scrape, end the picks that the pod no longer has, and see when to ask again."""
+        self.num_pages += 1
+        self.pool.record_report(
+            address,
+            report,
+            taken_at_s=taken_at_s,
+            next_s=self.pace.interval_s,
+            rest_s=0.0 if rest is None else rest.longest_s,
+        )
         self.accounting.reconcile(address, now=taken_at_s)
+        if rest is not None:
+            is_expected = self.accounting.is_expected(address, now=taken_at_s)
+            rest.reported(taken_at_s, is_expected=is_expected)
 
     def read_access_log(self, now: float) -> None:
         """Record the requests that ended since the last time."""

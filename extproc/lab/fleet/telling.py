@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Protocol
 
-from extproc.fleet.peerpicks import PeerPick, PeerPicks
-from extproc.fleet.pool import Pool
+from extproc.fleet.picksums import PickSums, Sums
+from extproc.fleet.pool import InFlight, Pool
 from extproc.lab.fleet.agenda import Agenda
 from extproc.queue import Waiting
-from extproc.queue.plan import share_of
+from extproc.queue.plan import tokens_of
 from extproc.queue.waiting import NOBODY
 from extproc.routing.router import Router
-from extproc.types import Pick
+
+WHOLE_S = 1.0
+"""From one whole update to the next, as in production."""
 
 
 class Listener(Protocol):
@@ -26,7 +28,7 @@ class Listener(Protocol):
 
 
 class FleetTelling:
-    """The picks and waiting requests of one router, sent to the other routers: the observer of its
+    """The picks and waiting requests of one router, told to the other routers: the observer of its
     pool.
 
     Args:
@@ -48,34 +50,42 @@ class FleetTelling:
     ) -> None:
         self._id, self._routers, self._agenda = router_id, routers, agenda
         self._delay_s, self._loss, self._rng = delay_s, loss, rng
+        self._sums = PickSums()
         self._waiting = self._said = NOBODY
         self._is_due = False
 
     def begin(self) -> None:
-        """Have the other routers listen, before anything is sent."""
-        for told in self._told():
-            told.begin(self._id, now=0.0)
+        """Tell what is in flight, now and once a second: at first nothing, to those that listen."""
+        [own] = (each for each in self._routers if each.id == self._id)
+        self._tell(self._sums.whole(own.pool.flights))
+        self._agenda.after(WHOLE_S, self.begin)
 
-    def started(self, pick: Pick, address: str, *, at_s: float) -> None:
+    def started(self, flight: InFlight, *, is_new: bool) -> None:
         """Tell of a pick, or that it has moved."""
-        request = pick.request
-        rest_bytes, share = request.rest_bytes(address), share_of(request)
-        message = PeerPick(pick.id, address, request.adapter, rest_bytes, 0.0, share)
-        self._tell([partial(told.start, message) for told in self._told()])
+        self._sums.began(flight, tokens_of(flight.pick.request) if is_new else 0.0)
+        self._schedule()
 
-    def ended(self, pick_id: str, *, now: float, has_run: bool) -> None:
-        """Tell of a pick's end."""
-        self._tell([partial(told.finish, pick_id, has_run=has_run) for told in self._told()])
+    def ended(self, flight: InFlight, *, has_run: bool) -> None:
+        """Tell of a pick's end, or that it is elsewhere."""
+        self._sums.ended(flight, has_run=has_run)
+        self._schedule()
 
     def waits(self, waiting: Waiting) -> None:
-        """Tell who waits, once all that happens in this moment has happened."""
+        """Tell who waits."""
         self._waiting = waiting
+        self._schedule()
+
+    def _schedule(self) -> None:
+        """Tell all that happens in this moment, once it has happened."""
         if not self._is_due:
             self._is_due = True
-            self._agenda.after(0.0, self._tell_waiting)
+            self._agenda.after(0.0, self._flush)
 
-    def _tell_waiting(self) -> None:
+    def _flush(self) -> None:
         self._is_due = False
+        sums = self._sums.take(now=self._agenda.now)
+        if sums is not None:
+            self._tell(sums)
         waiting = self._waiting
         if waiting != self._said:
             self._said = waiting
@@ -85,13 +95,10 @@ class FleetTelling:
     def _others(self) -> Iterator[Listener]:
         return (each for each in self._routers if each.id != self._id)
 
-    def _told(self) -> Iterator[PeerPicks]:
-        return (each.pool.told for each in self._others())
-
-    def _tell(self, messages: Sequence[Callable[..., None]]) -> None:
-        for message in messages:
+    def _tell(self, sums: Sums) -> None:
+        for each in self._others():
             if not self._loss or self._rng.random() >= self._loss:
-                self._later(message)
+                self._later(partial(each.pool.told.hear, self._id, sums))
 
     def _later(self, message: Callable[..., None]) -> None:
         agenda = self._agenda

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from extproc.lab.opponents.hashing import least_pending, rendezvous_order
-from extproc.routing.policies.ranking import least
+from extproc.lab.opponents.ties import least
 from extproc.types import Choice, EndpointView, RequestInfo, Snapshot
 
 

@@ -37,8 +37,8 @@ from math import inf
 
 from msgspec.structs import replace
 
+from extproc.lab.opponents.ties import least
 from extproc.routing.policies import Policy
-from extproc.routing.policies.ranking import least
 from extproc.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
 
 _Views = Sequence[EndpointView]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from math import ceil
 
-from extproc.routing.policies.ranking import least
+from extproc.lab.opponents.ties import least
 from extproc.types import Choice, EndpointView, RequestInfo, Snapshot
 
 

@@ -14,7 +14,7 @@ import random
 from dataclasses import dataclass, field
 
 from extproc.lab.opponents.recent import SinceReport
-from extproc.routing.policies.ranking import least
+from extproc.lab.opponents.ties import least
 from extproc.types import Choice, EndpointView, RequestInfo, Snapshot
 
 _BYTES_PER_TOKEN = 4

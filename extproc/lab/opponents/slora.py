@@ -19,8 +19,8 @@ import random
 from math import inf
 
 from extproc.lab.opponents.recent import SinceReport
+from extproc.lab.opponents.ties import least
 from extproc.queue import QueueSettings
-from extproc.routing.policies.ranking import least
 from extproc.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
 
 

@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING
 
+from extproc.lab.opponents.ties import least
 from extproc.lab.trials.forecast import (
     Forecast,
     PodState,
@@ -37,7 +38,6 @@ from extproc.lab.trials.forecast import (
     state_of,
 )
 from extproc.lab.workload.judge import Slo
-from extproc.routing.policies.ranking import least
 from extproc.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
 
 if TYPE_CHECKING:

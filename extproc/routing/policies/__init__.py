@@ -1,20 +1,21 @@
-"""Policies: each a small class that chooses an endpoint from an immutable snapshot.
+"""Policies: each a small class that chooses an endpoint.
 
-A policy is any object with `choose`. It gets the endpoints that may be chosen (ready, inside the
-subset, the model registered), at least one. It must not keep the snapshot.
+A policy of a user is any object with `choose`. It gets the endpoints that may be chosen (ready,
+inside the subset, the model registered), at least one. It must not keep the snapshot.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Protocol
 
+from extproc.fleet.columns import Columns
 from extproc.phrases import pending
 from extproc.routing.policies.founding import Founding
 from extproc.routing.policies.least_harm import LeastHarm
-from extproc.routing.policies.ranking import fewest_pending, least
+from extproc.routing.policies.ranking import fewest_pending, lowest, one_of
+from extproc.routing.policies.rows import RowChoice, RowPolicy
 from extproc.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
 
 __all__ = [
@@ -74,12 +75,18 @@ class ExplainedPolicy(Policy, Protocol):
 # Policies that ignore adapters: the baselines of every other policy.
 
 
-class RandomChoice:
+class RandomChoice(RowPolicy):
     """Any endpoint, uniformly."""
 
-    def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
-        """Choose uniformly."""
-        return Choice((rng.choice(snapshot.endpoints),), "random")
+    def _choose_row(
+        self,
+        columns: Columns,
+        rows: Sequence[int],
+        request: RequestInfo,
+        now: float,
+        rng: random.Random,
+    ) -> RowChoice:
+        return RowChoice(rng.choice(rows), "random")
 
     @staticmethod
     def _explain(
@@ -89,7 +96,7 @@ class RandomChoice:
         return f"drawn at random among {1 + len(others)} pods ({pending(chosen, others)})"
 
 
-class RoundRobin:
+class RoundRobin(RowPolicy):
     """One endpoint after the other: the one whose last turn is longest ago, at first by address.
 
     A single position in the order of addresses would not do. Where models are on different
@@ -100,12 +107,19 @@ class RoundRobin:
         self._turns: dict[str, int] = {}
         self._num_turns = 0
 
-    def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
-        """Choose the endpoint whose last turn is longest ago."""
-        chosen = min(snapshot.endpoints, key=lambda view: self._turns.get(view.address, 0))
+    def _choose_row(
+        self,
+        columns: Columns,
+        rows: Sequence[int],
+        request: RequestInfo,
+        now: float,
+        rng: random.Random,
+    ) -> RowChoice:
+        turns, addresses = self._turns, columns.addresses
+        chosen = min(rows, key=lambda row: turns.get(addresses[row], 0))
         self._num_turns += 1
-        self._turns[chosen.address] = self._num_turns
-        return Choice((chosen,), "turn")
+        turns[addresses[chosen]] = self._num_turns
+        return RowChoice(chosen, "turn")
 
     @staticmethod
     def _explain(
@@ -115,12 +129,18 @@ class RoundRobin:
         return f"it was its turn among {1 + len(others)} pods ({pending(chosen, others)})"
 
 
-class LeastPending:
+class LeastPending(RowPolicy):
     """The endpoint with the fewest unfinished requests."""
 
-    def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
-        """Choose by the total of unfinished requests."""
-        return Choice((least(snapshot.endpoints, attrgetter("num_pending"), rng),), "least-pending")
+    def _choose_row(
+        self,
+        columns: Columns,
+        rows: Sequence[int],
+        request: RequestInfo,
+        now: float,
+        rng: random.Random,
+    ) -> RowChoice:
+        return RowChoice(one_of(lowest(rows, columns.num_pending), rng), "least-pending")
 
     @staticmethod
     def _explain(

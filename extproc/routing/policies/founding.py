@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from operator import attrgetter
 
 from extproc.fleet.columns import Columns
 from extproc.phrases import busiest_first, pending, short, spread, whereabouts
-from extproc.routing.policies.ranking import at_random, fewest_pending, least, lowest, one_of
-from extproc.routing.policies.rows import RowChoice, lowest_rows
+from extproc.routing.policies.ranking import at_random, fewest_pending, lowest, one_of
+from extproc.routing.policies.rows import RowChoice, RowPolicy, by_rows
 from extproc.types import Choice, EndpointView, RequestInfo, Snapshot
 
 DEFAULT_THRESHOLD = 16
@@ -27,7 +26,7 @@ ms a step and 0.044 ms more per sequence). So packing up to here costs next to n
 """
 
 
-class Founding:
+class Founding(RowPolicy):
     """The founding rule, to build upon.
 
     Attributes:
@@ -41,16 +40,7 @@ class Founding:
 
     def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
         """Choose by adapter; the base model goes to the pod with the fewest pending requests."""
-        adapter, endpoints = request.adapter, snapshot.endpoints
-        if adapter is None:
-            return Choice((least(endpoints, attrgetter("num_pending"), rng),), "base")
-        loaded = [view for view in endpoints if view.has_loaded(adapter)]
-        # Written out: a method call for each endpoint is what these loops would cost.
-        below = [v for v in loaded if v.pending_by_adapter.get(adapter, 0) < self.threshold]
-        if not below:
-            return Choice((_emptiest(endpoints, rng),), "spill" if loaded else "cold")
-        busiest = lowest(below, [-v.pending_by_adapter.get(adapter, 0) for v in below])
-        return Choice((_emptiest(busiest, rng),), "affinity")
+        return self._choose_row(*by_rows(snapshot, request, rng)).of(snapshot)
 
     def _choose_row(
         self,
@@ -60,10 +50,9 @@ class Founding:
         _now: float,
         rng: random.Random,
     ) -> RowChoice:
-        """Choose as `choose` does (`rows.RowChooser`)."""
         adapter, pending = request.adapter, columns.num_pending
         if adapter is None:
-            return RowChoice(one_of(lowest_rows(rows, pending), rng), "base")
+            return RowChoice(one_of(lowest(rows, pending), rng), "base")
         loaded = sorted(columns.holders(adapter))
         if len(rows) < len(pending):
             allowed = set(rows)
@@ -71,10 +60,10 @@ class Founding:
         running = columns.running(adapter)
         below = [row for row in loaded if running.get(row, 0) < self.threshold]
         if not below:
-            return RowChoice(_emptiest_row(columns, rows, rng), "spill" if loaded else "cold")
+            return RowChoice(_emptiest(columns, rows, rng), "spill" if loaded else "cold")
         most = max([running.get(row, 0) for row in below])
         busiest = [row for row in below if running.get(row, 0) == most]
-        return RowChoice(_emptiest_row(columns, busiest, rng), "affinity")
+        return RowChoice(_emptiest(columns, busiest, rng), "affinity")
 
     @staticmethod
     def _explain(
@@ -93,18 +82,13 @@ class Founding:
         return _why_spill(adapter, chosen, others) if reason == "spill" else None
 
 
-def _emptiest(views: Sequence[EndpointView], rng: random.Random) -> EndpointView:
-    """Return the endpoint with the fewest active adapters, then the least pending.
+def _emptiest(columns: Columns, rows: Sequence[int], rng: random.Random) -> int:
+    """Return the row with the fewest active adapters, then the least pending.
 
     A random one of equals.
     """
-    fewest = lowest(views, [len(view.pending_by_adapter) for view in views])
-    return one_of(lowest(fewest, [view.num_pending for view in fewest]), rng)
-
-
-def _emptiest_row(columns: Columns, rows: Sequence[int], rng: random.Random) -> int:
-    fewest = lowest_rows(rows, columns.num_used)
-    return one_of(lowest_rows(fewest, columns.num_pending), rng)
+    fewest = lowest(rows, columns.num_used)
+    return one_of(lowest(fewest, columns.num_pending), rng)
 
 
 # --- explanations --------------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import TypeVar
 
 from extproc.phrases import pending
 from extproc.types import EndpointView
@@ -12,19 +12,15 @@ from extproc.types import EndpointView
 _T = TypeVar("_T")
 
 
-def least(
-    endpoints: Sequence[EndpointView], key: Callable[[EndpointView], Any], rng: random.Random
-) -> EndpointView:
-    """Return the endpoint with the least key; one of them, uniformly, if several have it."""
-    return one_of(lowest(endpoints, [key(view) for view in endpoints]), rng)
-
-
-def lowest(endpoints: Sequence[EndpointView], keys: list[Any]) -> Sequence[EndpointView]:
-    """Return the endpoints, at least one, whose key at the same index in `keys` is the lowest."""
-    best = min(keys)
-    if keys.count(best) == len(keys):  # an idle fleet: all are equal, and counting them is quick
-        return endpoints
-    return [view for view, own in zip(endpoints, keys, strict=True) if own == best]
+def lowest(rows: Sequence[int], column: Sequence[int]) -> Sequence[int]:
+    """Return the rows, at least one, where the column has the lowest value of all of `rows`."""
+    if len(rows) == len(column):
+        best = min(column)
+        if column.count(best) == len(column):  # an idle fleet: all are equal
+            return rows
+    else:
+        best = min([column[row] for row in rows])
+    return [row for row in rows if column[row] == best]
 
 
 def one_of(ties: Sequence[_T], rng: random.Random) -> _T:

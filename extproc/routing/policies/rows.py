@@ -1,20 +1,60 @@
 """Choices over columns (`fleet.columns`), at the same cost for the usual request in a pool of any
 size.
 
-A policy whose `choose` visits all endpoints may have a `_choose_row` beside it. That gives the same
-answer with the same draws, or None to be asked by views, for a rare request or state. The picker
-asks it only where the class that defines `choose` defines it too.
+With 16 pods a whole request takes half the bytecode that it takes by views. The policies of this
+package choose by `_choose_row`, and their `choose` is the same over a snapshot (`by_rows`). The
+picker asks by rows only where the class that defines `choose` defines both, and a policy of anybody
+else's by views.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from msgspec import Struct
 
 from extproc.fleet.columns import Columns
-from extproc.types import RequestInfo, Terms, Wait
+from extproc.types import Choice, EndpointView, RequestInfo, Snapshot, Terms, Wait
+
+
+class Shown(Columns):
+    """Columns that say what some views say, sorted by address: for a decision, and no more."""
+
+    __slots__ = ("_shown",)
+
+    def __init__(self, views: Sequence[EndpointView]) -> None:
+        self._shown = views
+        self.addresses = tuple([view.address for view in views])
+        self.rows = {address: row for row, address in enumerate(self.addresses)}
+        self.num_pending = [view.num_pending for view in views]
+        self.done_s = [view.prompts_done_s for view in views]
+        self.has_room = [view.has_room for view in views]
+        self.costs = [view.costs for view in views]
+        self.s_per_byte = [each.prompt_s_per_byte for each in self.costs]
+        self.num_slots = slots = [view.max_loras or 0 for view in views]
+        self.num_used = used = [len(view.pending_by_adapter) for view in views]
+        self.all_slots = sum(slots)
+        self.all_free = sum([max(0, num - n) for num, n in zip(slots, used, strict=True)])
+        self._least = None
+
+    def running(self, adapter: str) -> Mapping[int, int]:
+        """Return the unfinished requests for an adapter, by the rows where it has some."""
+        counts = [view.pending_by_adapter.get(adapter, 0) for view in self._shown]
+        return {row: num for row, num in enumerate(counts) if num}
+
+    def holders(self, adapter: str) -> Set[int]:
+        """Return the rows where an adapter is resident or active."""
+        return {row for row, view in enumerate(self._shown) if view.has_loaded(adapter)}
+
+    def few_holders(self, adapter: str) -> Set[int] | None:
+        """Return the same rows."""
+        return self.holders(adapter)
+
+    def load_s(self, row: int, adapter: str) -> float:
+        """Return how long an adapter's load takes at a row."""
+        view = self._shown[row]
+        return view.costs.load_s(adapter, view.gpu_adapters, view.cpu_adapters)
 
 
 class RowChoice(Struct, frozen=True, gc=False):
@@ -22,21 +62,57 @@ class RowChoice(Struct, frozen=True, gc=False):
 
     Attributes:
         price: The terms of its price; None of a policy that has none.
+        others: Further rows, best first, and `views` of all that it chose from: of a policy that
+            chooses by views.
     """
 
     row: int
     reason: str
     terms: Terms | None = None
-    price: Mapping[str, float] | None = None
+    price: Struct | None = None
+    others: tuple[int, ...] = ()
+    views: tuple[EndpointView, ...] = ()
+
+    def of(self, snapshot: Snapshot) -> Choice:
+        """Return the same choice among the endpoints whose rows were asked for."""
+        return Choice((snapshot.endpoints[self.row],), self.reason, self.terms)
 
 
 _MANY = 2**29
 """More requests than any endpoint has, in an int that Python compares fast."""
 
-RowChooser = Callable[
-    [Columns, Sequence[int], RequestInfo, float, random.Random], RowChoice | Wait | None
-]
-"""Chooses among some rows, at least one, in their order, at a time."""
+
+class RowPolicy:
+    """A policy that chooses by rows."""
+
+    def choose(
+        self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
+    ) -> Choice | Wait:
+        """Choose among the endpoints of a snapshot."""
+        found = self._choose_row(*by_rows(snapshot, request, rng))
+        return found if isinstance(found, Wait) else found.of(snapshot)
+
+    def _choose_row(
+        self,
+        columns: Columns,
+        rows: Sequence[int],
+        request: RequestInfo,
+        now: float,
+        rng: random.Random,
+    ) -> RowChoice | Wait:
+        """Choose among some rows, at least one, which are in their order."""
+        raise NotImplementedError
+
+
+RowChooser = Callable[[Columns, Sequence[int], RequestInfo, float, random.Random], RowChoice | Wait]
+"""`RowPolicy._choose_row`."""
+
+
+def by_rows(
+    snapshot: Snapshot, request: RequestInfo, rng: random.Random
+) -> tuple[Columns, Sequence[int], RequestInfo, float, random.Random]:
+    """Return a snapshot as what a policy is asked by rows."""
+    return Shown(snapshot.endpoints), range(len(snapshot.endpoints)), request, snapshot.now, rng
 
 
 def row_chooser(policy: object) -> RowChooser | None:
@@ -48,41 +124,37 @@ def row_chooser(policy: object) -> RowChooser | None:
     return None
 
 
-def lowest_rows(rows: Sequence[int], column: Sequence[int]) -> Sequence[int]:
-    """Return the rows, at least one, where the column has the lowest value of all of `rows`."""
-    if len(rows) == len(column):
-        best = min(column)
-        if column.count(best) == len(column):
-            return rows
-    else:
-        best = min([column[row] for row in rows])
-    return [row for row in rows if column[row] == best]
-
-
 def next_rows(
-    columns: Columns, rows: Sequence[int], chosen: int, adapter: str | None, num: int
+    columns: Columns,
+    among: Iterable[Sequence[int]],
+    chosen: Sequence[int],
+    adapter: str | None,
+    num: int,
 ) -> list[int]:
-    """Return up to `num` rows besides the chosen one: where the adapter is loaded, then least
-    pending."""
+    """Return up to `num` rows besides the first of the chosen ones.
+
+    The rest of the chosen ones comes first. Others are of `among`, of each part before the next:
+    where the adapter is loaded, then least pending.
+    """
     pending, holders = columns.num_pending, columns.holders(adapter or "")
-    is_all, found = len(rows) == len(pending), list[int]()
-    if is_all and len(holders) <= num:  # the usual: no loop over all of them
-        among, counts = rows, pending.copy()
-        for row in holders:
-            counts[row] -= _MANY
-        counts[chosen] = _MANY
-    else:
-        among = sorted(holders) if is_all else rows
-        counts = [pending[row] - _MANY if row in holders else pending[row] for row in among]
-        if chosen in among:
-            counts[among.index(chosen)] = _MANY
-    for _ in range(num):
-        index = counts.index(min(counts))
-        if counts[index] == _MANY:
-            break
-        counts[index] = _MANY
-        found.append(among[index])
-    return found
+    found, most = [*chosen], 1 + num
+    for rows in among:
+        is_all = len(rows) == len(pending)
+        if is_all and len(holders) < most:  # the usual: no loop over all of them
+            counts, num_left = pending.copy(), len(pending) - len(found)
+            for row in holders:
+                counts[row] -= _MANY
+            for row in found:
+                counts[row] = _MANY
+        else:
+            rows = [row for row in (sorted(holders) if is_all else rows) if row not in found]
+            counts = [pending[row] - _MANY if row in holders else pending[row] for row in rows]
+            num_left = len(counts)
+        for _ in range(min(most - len(found), num_left)):
+            index = counts.index(min(counts))
+            counts[index] = _MANY
+            found.append(rows[index])
+    return found[1:most]
 
 
 def affinity_of(columns: Columns, rows: Sequence[int], chosen: int, adapter: str | None) -> str:

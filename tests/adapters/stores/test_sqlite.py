@@ -8,10 +8,13 @@ import resource
 import signal
 import sqlite3
 import stat
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from extproc.adapters.stores.content import StoreError, StoreFullError
 from extproc.adapters.stores.sqlite import Sqlite
@@ -118,6 +121,31 @@ async def test_what_others_wrote_into_a_row_is_named(
     execute(file, "UPDATE adapters SET content = ? WHERE name = 'org/a'", '{"name": "org/a"}')
     await store.look()
     assert store.entries["org/a"].declaration.source == ""
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from("abc"), st.sampled_from("12-"))))
+def test_after_writes_of_its_own_it_has_what_is_there(writes: list[tuple[int, str, str]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "adapters.sqlite"
+        media = [Sqlite(path, interval_s=1, clock=lambda: 0.0) for _ in range(2)]
+        for writer, name, content in writes:
+            medium, there = media[writer], read_anew(path)
+            assert [*medium._read(medium._connected()).items()] == [*there.items()]
+            new = None if content == "-" else content.encode()
+            assert medium._swap(medium._connected(), name, there.get(name), new)
+        for medium in media:
+            assert [*medium._read(medium._connected()).items()] == [*read_anew(path).items()]
+            medium._close()
+
+
+def read_anew(path: Path) -> dict[str, bytes]:
+    """All rows, by the names."""
+    medium = Sqlite(path, interval_s=1, clock=lambda: 0.0)
+    try:
+        rows = medium._read(medium._connected()).items()
+        return {name: row for name, row in rows if not isinstance(row, StoreError)}
+    finally:
+        medium._close()
 
 
 def _peak_kb_of_a_read(file: Path) -> None:

@@ -117,6 +117,7 @@ def test_few_wait_in_an_engine_whatever_it_is_short_of(
 
         with monkeypatch.context() as patch:
             patch.setattr(Room, "places", lambda *_args, **_more: (inf, 0))
+            patch.setattr(Room, "is_open", lambda *_args, **_more: True)
             unheld = Watched(work, profile)
         num_held = max(num_held, *held.waiting)
         num_unheld = max(num_unheld, *unheld.waiting)

@@ -11,6 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from extproc.adapters.placement import order
 from extproc.costs import Costs, Decode
 from extproc.phrases import FOR_ROOM
 from extproc.routing.policies.harm import (
@@ -19,7 +20,6 @@ from extproc.routing.policies.harm import (
     LOAD_STALL_RATIO,
     PROMPT_STALL_RATIO,
     SHARED_SLOT,
-    homes,
 )
 from extproc.routing.policies.least_harm import SPARE_S, LeastHarm
 from extproc.tenancy import Claim
@@ -63,7 +63,7 @@ def price(
         num_free = (view.max_loras or 0) - view.num_active_adapters
         last = LAST_SLOT_RATIO / num_free if num_free > 0 else 0.0
         total += slot_price(views, adapter) * (1 + last)
-        total += 0.02 * homes(adapter, tuple(each.address for each in views))[views.index(view)]
+        total += 0.02 * order(adapter, [each.address for each in views]).index(view.address)
         if view.max_loras and view.num_active_adapters >= view.max_loras:
             total += 1.0
     return total + 0.5 if first_s > LATE_RATIO * 0.5 else total
@@ -129,22 +129,22 @@ def test_the_terms_add_up_to_the_lowest_price_and_nowhere_to_less(
         cached_bytes=cached_bytes,
     )
     views = found.endpoints
-    prices = policy._prices(views, asked, found)
-
+    choice = policy.choose(found, asked, rng=random.Random(0))
     terms = policy.terms(found, asked, views)
 
-    sums = [sum(each.values()) for each in terms]
-    place = prices.index(min(prices))
-    assert sums[place] == pytest.approx(prices[place])
-    assert all(least <= own + 1e-9 for least, own in zip(prices, sums, strict=True))
-    assert policy.terms(found, asked, [views[place]]) == [terms[place]]
+    sums = {view.address: sum(each.values()) for view, each in zip(views, terms, strict=True)}
+    latest_s = 100.0 + (0.5 if ttft_s is None else ttft_s) / 2
+    if isinstance(choice, Choice):
+        least = min(sums[view.address] for view in views if view.prompts_done_s <= latest_s)
+        assert sums[choice.endpoints[0].address] == pytest.approx(least)
+    assert [policy.terms(found, asked, [view])[0] for view in views] == terms
     assert LeastHarm().terms(found, asked, views) == terms
     assert all(seconds >= 0 for each in terms for seconds in each.values())
 
 
 def test_each_part_of_a_price_has_its_term() -> None:
     """Late, because of a load from disk and prompts ahead, on the second home, which is full."""
-    (first, second) = in_order("a", (address(1), address(2)))
+    (first, second) = order("a", (address(1), address(2)))
     full = {
         "pending_by_adapter": {"b": 9, "c": 1},
         "max_loras": 2,
@@ -435,26 +435,20 @@ def test_routers_open_an_adapter_in_the_same_place_without_a_word() -> None:
 def test_homes_are_spread_evenly() -> None:
     """4,000 adapters on 4 endpoints: 1,000 each, within four standard deviations."""
     addresses = tuple(address(number) for number in range(1, 5))
-    counts = Counter(homes(f"adapter-{n}", addresses).index(0) for n in range(4000))
+    counts = Counter(order(f"adapter-{n}", addresses)[0] for n in range(4000))
 
     epsilon = 110
     assert all(abs(count - 1000) < epsilon for count in counts.values())
 
 
-def in_order(adapter: str, addresses: tuple[str, ...]) -> list[str]:
-    """The addresses from the adapter's first home to its last."""
-    places = homes(adapter, addresses)
-    return [address for _, address in sorted(zip(places, addresses, strict=True))]
-
-
 @given(st.sets(st.integers(1, 20), min_size=2, max_size=8), st.text(max_size=8))
 def test_an_endpoint_that_leaves_moves_no_other_adapter(numbers: set[int], adapter: str) -> None:
     addresses = tuple(sorted(map(address, numbers)))
-    order = in_order(adapter, addresses)
+    homes = order(adapter, addresses)
 
-    left = tuple(each for each in addresses if each != order[0])
+    left = tuple(each for each in addresses if each != homes[0])
 
-    assert in_order(adapter, left) == order[1:]
+    assert order(adapter, left) == homes[1:]
 
 
 # --- arguments and words ---------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.routing.policies.ranking import least
+from extproc.lab.opponents.ties import least
 from tests.builders import endpoint_view
 
 

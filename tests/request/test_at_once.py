@@ -1,4 +1,4 @@
-"""What goes straight has the answers, the picks and the counts of what goes through a stream."""
+"""A body that is read at once has the answers, picks and counts of one that a reader reads."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import event as note
@@ -13,11 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.fleet.prefixes import MARKS_BYTES
+from extproc.request import incoming
+from extproc.request.body import BodyReader
 from extproc.request.codec import Codec
+from extproc.request.incoming import Incoming
 from extproc.request.interfaces import StreamSettings
 from extproc.request.jsonsmall import SMALL_BYTES
 from extproc.request.processor import MAX_SILENCE_S
-from extproc.request.stream import Stream
 from extproc.types import Pick, Rejection, Wait
 from extproc.wire.rpc import Session
 from tests.builders import body
@@ -42,16 +45,6 @@ RECORDED = [each.encode("latin-1") for each in json.loads(GOLDEN.read_text())["r
 PATH = "/v1/chat/completions"
 SUBSET = {"envoy.lb.subset_hint": {"x-gateway-destination-endpoint-subset": "10.0.0.1"}}
 Step = Callable[[Service, Session], None]
-
-
-class CountingService(Service):
-    """Counts the streams that it makes."""
-
-    num_streams = 0
-
-    def new_stream(self, *arguments: Any) -> Stream:
-        self.num_streams += 1
-        return super().new_stream(*arguments)
 
 
 def message(data: bytes) -> Step:
@@ -80,26 +73,31 @@ def fire(service: Service, _: Session) -> None:
 def told(
     steps: Sequence[Step],
     *,
-    is_straight: bool,
+    is_at_once: bool,
     result: Pick | Rejection | Wait = PICK,
     hold_s: float | None = None,
     uses_cached_bytes: bool = True,
     targets: Mapping[str, str] | None = None,
     **configured: Any,
 ) -> tuple[object, int]:
-    """All that a session says and does until it is cut off, or over; and the streams it took."""
+    """All that a session says and does until it is cut off, or over; and the readers it made."""
     router = FakeRouter(result, hold_s=hold_s, uses_cached_bytes=uses_cached_bytes)
     router.targets = targets or {}
     settings = StreamSettings(**configured)
     codec = Codec(session_header=settings.session_header or "")
-    service = CountingService(router, settings, codec, is_straight=is_straight)
+    service = Service(router, settings, codec)
     call, session = service.open()
     done: list[object] = []
-    for step in steps:
-        if call.ended is not None:  # a transport has no more for it
-            break
-        step(service, session)
-        done.append((list(call.sent), call.ended, call.held, len(service.timers)))
+    read = Incoming.model_at_once if is_at_once else lambda *_: None
+    with (
+        patch.object(Incoming, "model_at_once", read),
+        patch.object(incoming, "BodyReader", wraps=BodyReader) as made_reader,
+    ):
+        for step in steps:
+            if call.ended is not None:  # a transport has no more for it
+                break
+            step(service, session)
+            done.append((list(call.sent), call.ended, call.held, len(service.timers)))
     service.now += 3 * MAX_SILENCE_S
     service.processor.tick()
     session.closed()
@@ -110,7 +108,7 @@ def told(
     ends = (router.finished, router.ends, router.num_left, len(router.tickets_left))
     decided = [each for each in seen[1] if not hasattr(each, "wake")]
     return (done, call.ended, counts, tickets, seen[0], decided, *seen[2:], *ends), (
-        service.num_streams
+        made_reader.call_count
     )
 
 
@@ -206,10 +204,10 @@ def test_both_ways_say_and_do_the_same(
     made: list[Step], configured: dict[str, Any], result: Pick | Rejection
 ) -> None:
     """Whatever comes, and wherever the RPC is half-closed or cut off."""
-    ours, num_streams = told(made, is_straight=True, result=result, **configured)
-    theirs, _ = told(made, is_straight=False, result=result, **configured)
+    ours, num_readers = told(made, is_at_once=True, result=result, **configured)
+    theirs, _ = told(made, is_at_once=False, result=result, **configured)
 
-    note("straight" if not num_streams else "taken over")
+    note("at once" if not num_readers else "by a reader")
     assert ours == theirs
 
 
@@ -229,6 +227,10 @@ def asked(*arguments: Any, **named: Any) -> list[Step]:
         ([USUAL[0], message(request_body(b'{"model": ""}'))], {}),
         ([USUAL[0], message(request_body(b'{"model": x}'))], {}),
         ([USUAL[0], message(request_body(b"[]"))], {}),
+        ([USUAL[0], message(request_body(body(messages=["p", "q"])))], {}),
+        ([USUAL[0], message(request_body(body(messages=["p", "q"], n=2)))], {}),
+        ([USUAL[0], message(request_body(body(documents=["p", "q"])))], {}),
+        (asked("/v1/completions"), {}),
         ([USUAL[0], message(request_body(body(priority=-1)))], {}),
         ([USUAL[0], message(request_body(body(kv_transfer_params={"remote_host": "x"})))], {}),
         ([USUAL[0], half_close], {}),
@@ -255,7 +257,7 @@ def asked(*arguments: Any, **named: Any) -> list[Step]:
     ],
 )
 def test_both_ways_say_the_same_of(made: list[Step], configured: dict[str, Any]) -> None:
-    ours, theirs = (told(made, is_straight=each, **configured)[0] for each in (True, False))
+    ours, theirs = (told(made, is_at_once=each, **configured)[0] for each in (True, False))
 
     assert ours == theirs
 
@@ -264,24 +266,24 @@ def test_both_ways_say_the_same_of(made: list[Step], configured: dict[str, Any])
 def test_what_envoy_sends_is_answered_alike(num: int) -> None:
     made = [message(each) for each in RECORDED[num:]]
 
-    assert told(made, is_straight=True)[0] == told(made, is_straight=False)[0]
+    assert told(made, is_at_once=True)[0] == told(made, is_at_once=False)[0]
 
 
 @pytest.mark.parametrize(
-    ("made", "configured", "num_streams"),
+    ("made", "configured", "num_readers"),
     [
         (USUAL, {}, 0),
+        (USUAL, {"hold_s": 1.0}, 0),
+        (USUAL, {"uses_response_phases": True}, 0),
+        (USUAL[:1], {}, 0),
         ([USUAL[0], message(request_body(body(prompt="x" * SMALL_BYTES)))], {}, 1),
         ([USUAL[0], message(request_body(body(previous_response_id="r")))], {}, 1),
-        (USUAL, {"hold_s": 1.0}, 1),
-        (USUAL[:1], {}, 1),  # one that hears of its end
         ([message(request_headers(PATH, body_mode=STREAMED, early=True)), *USUAL[1:]], {}, 1),
-        (USUAL, {"uses_response_phases": True}, 1),
         (USUAL, {"takes_adapter": True}, 1),
         (USUAL, {"targets": {"a": "b"}}, 1),
     ],
 )
-def test_only_the_usual_request_takes_no_stream(
-    made: list[Step], configured: dict[str, Any], num_streams: int
+def test_only_another_body_than_the_usual_one_takes_a_reader(
+    made: list[Step], configured: dict[str, Any], num_readers: int
 ) -> None:
-    assert told(made, is_straight=True, **configured)[1] == num_streams
+    assert told(made, is_at_once=True, **configured)[1] == num_readers
