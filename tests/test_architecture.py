@@ -45,28 +45,32 @@ WORDS = (
 ARROWS = {
     "files": (),
     "wire": ("files",),
-    "fleet": ("files",),
-    "envoy": ("fleet", "wire"),
-    "queue": ("fleet",),
-    "adapters": ("fleet", "files", "wire"),
-    "routing": ("fleet", "queue", "adapters"),
-    "request": ("fleet", "queue", "routing", "wire"),
-    "peers": ("fleet", "queue", "adapters", "routing", "observe", "files", "wire", "gen"),
-    "discovery": ("fleet", "adapters", "routing", "files"),
-    "observe": ("fleet", "queue", "routing", "files", "wire", "gen"),
+    "reports": ("files",),
+    "learned": (),
+    "pods": ("reports", "learned"),
+    "envoy": ("pods", "learned", "wire"),
+    "queue": ("pods",),
+    "adapters": ("pods", "reports", "files", "wire"),
+    "routing": ("pods", "learned", "queue", "adapters"),
+    "request": ("pods", "learned", "queue", "routing", "wire"),
+    "peers": ("pods", "reports", "queue", "adapters", "routing", "observe", "files", "wire", "gen"),
+    "discovery": ("reports", "adapters", "routing", "files"),
+    "observe": ("pods", "queue", "routing", "files", "wire", "gen"),
     "config": ("adapters", "routing", "request", "files"),
     "service": (
-        *("fleet", "queue", "adapters", "routing", "request", "peers", "discovery", "envoy"),
+        *("reports", "learned", "pods", "queue", "adapters", "routing", "request", "peers"),
+        *("discovery", "envoy"),
         *("observe", "config", "plugins", "files", "wire"),
     ),
     "plugins": ("routing",),
     "stack": (),
     "lab": (
-        *("fleet", "queue", "adapters", "routing", "request", "stack", "envoy", "plugins", "files"),
+        *("reports", "learned", "pods", "queue", "adapters", "routing", "request", "stack"),
+        *("envoy", "plugins", "files"),
     ),
     "commands": (
-        *("fleet", "adapters", "request", "envoy", "observe", "config", "service", "plugins"),
-        *("stack", "lab", "files", "wire"),
+        *("reports", "pods", "adapters", "request", "envoy", "observe", "config", "service"),
+        *("plugins", "stack", "lab", "files", "wire"),
     ),
     "__main__": ("commands",),
 }
@@ -93,7 +97,9 @@ ARROWS_IN_LAB = {
 IMPURE = {
     "files": ("blocking", "filewatch", "reading", "refusals", "tls", "yamltext"),
     "wire": ("grpcio", "httpserver", "server", "tls", "turns"),
-    "fleet": ("loops", "models", "podasks", "podclient", "podhttp", "podsecrets", "scraper"),
+    "reports": ("loops", "models", "podasks", "podclient", "podhttp", "podsecrets", "scraper"),
+    "learned": (),
+    "pods": (),
     "envoy": ("bootstrap", "completions", "eds", "health"),
     "queue": (),
     "adapters": (
@@ -120,17 +126,15 @@ STATE = {
     "adapters.ledger": {"Fleet": "pods as the planner knows them"},
     "adapters.podhistory": {"Pod": "one of them"},
     "adapters.versions": {"Kept": "what is judged of an adapter"},
-    "fleet.failurerows": {
+    "learned.failurerows": {
         "Own": "an endpoint's record among others'",
         "Row": "its failures since it last served anything",
     },
-    "fleet.foreign": {
+    "pods.foreign": {
         "ForeignRequests": "an endpoint's requests of other routers",
         "PeerPlace": "some of them",
     },
-    "fleet.prefixes": {"KvCache": "what an endpoint has computed"},
-    "fleet.prompts": {"Prompts": "what an endpoint has to compute"},
-    "fleet.tracked": {"Tracked": "all that is known of an endpoint"},
+    "pods.tracked": {"Tracked": "all that is known of an endpoint"},
     "lab.engine.ahead": {"StepsAhead": "steps of the engine that are planned"},
     "lab.engine.records": {"EngineCounters": "what an engine has done"},
     "lab.engine.scheduler": {"Scheduler": "whose groups have changed"},
@@ -386,7 +390,7 @@ def test_what_is_set_outside_of_its_class_is_found() -> None:
 
 def test_policies_see_snapshots_and_never_the_pool() -> None:
     for room in ours("routing.picker", "routing.admission", "routing.policies"):
-        assert list(wrong(room, lambda _, imported: imported != "extproc.fleet.pool")) == []
+        assert list(wrong(room, lambda _, imported: imported != "extproc.pods.pool")) == []
 
 
 def test_only_the_codec_and_the_services_import_protobuf_messages() -> None:

@@ -1,4 +1,4 @@
-"""Choices over columns (`fleet.columns`), at the same cost for the usual request in a pool of any
+"""Choices over columns (`pods.columns`), at the same cost for the usual request in a pool of any
 size.
 
 With 16 pods a whole request takes half the bytecode that it takes by views. The policies of this
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from msgspec import Struct
 
-from extproc.fleet.columns import Columns
+from extproc.pods.columns import Columns
 from extproc.types import Choice, EndpointView, RequestInfo, Snapshot, Terms, Wait
 
 
