@@ -13,10 +13,8 @@ from msgspec import to_builtins
 from extproc.adapters.declared import Declaration, DeclarationError, Names
 from extproc.adapters.scope import Known, Scope, Users
 from extproc.adapters.sources import SourceStatus
-from extproc.adapters.states import AdapterStatus
 from extproc.config import Config
-from extproc.discovery.kubernetes.declarers import Reading
-from extproc.discovery.kubernetes.status import AdapterReport, VersionReport
+from extproc.discovery.kubernetes.status import AdapterReport, report_of
 from extproc.observe.telemetry import Telemetry
 from extproc.openai import NAMES_A_PASS
 from extproc.passes import make_all
@@ -116,15 +114,14 @@ class Declaring:
         self._stored = declarations
         return self._make()
 
-    def set_offers(self, readings: Sequence[Reading[Offer]]) -> None:
-        """Take all LLMRoutes of a cluster."""
-        self._offers = [each.declared for each in readings if each.declared is not None]
-        self._withheld = frozenset(each.withheld for each in readings if each.withheld)
+    def set_offers(self, offers: Sequence[Offer], withheld: frozenset[str]) -> None:
+        """Take all LLMRoutes of a cluster, and the adapters of those that cannot be used."""
+        self._offers, self._withheld = offers, withheld
         self.merge()
 
-    def set_rules(self, readings: Sequence[Reading[RuleSet]]) -> None:
+    def set_rules(self, rules: Sequence[RuleSet]) -> None:
         """Take all InferenceModelRewrites of a cluster."""
-        self._rules = [each.declared for each in readings if each.declared is not None]
+        self._rules = rules
         self.merge()
 
     def merge(self) -> None:
@@ -375,7 +372,7 @@ class AdapterService:
         states = None
         if self.loading.loads:
             found = self.loading.planner.statuses()
-            states = {status.name: _report_of(status) for status in found}
+            states = {status.name: report_of(status) for status in found}
         if (self._lost, states) != self._news:
             self._news, self._is_taken = (self._lost, states), False
             self._on_news()
@@ -383,13 +380,3 @@ class AdapterService:
     def _status(self, name: str) -> Mapping[str, Any]:
         status = self.loading.planner.status(name)
         return {} if status is None else dict(to_builtins(status))
-
-
-def _report_of(status: AdapterStatus) -> AdapterReport:
-    why = f"{status.reason}: {status.message}" if status.reason else ""
-    versions = tuple(
-        VersionReport(each.name, str(each.state), each.desired, each.ready, each.removable)
-        for each in status.versions
-    )
-    declared = status.versions[0]
-    return AdapterReport(declared.ready >= max(1, declared.desired), why, versions)

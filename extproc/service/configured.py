@@ -15,11 +15,13 @@ from extproc import __version__
 from extproc.adapters.states import AdapterSettings
 from extproc.config import Config
 from extproc.config.base import Section
+from extproc.config.discovery import KubernetesConfig
 from extproc.config.file import ConfigError
 from extproc.config.pods import PodSettings
 from extproc.config.request import MESSAGE_OVERHEAD_BYTES
 from extproc.config.routes import ObjectiveConfig
 from extproc.costs import BYTES_PER_TOKEN, Costs
+from extproc.discovery.kubernetes.source import KubernetesSettings
 from extproc.files.reading import describe_failure
 from extproc.files.tls import client_context
 from extproc.fleet.accounting import AccountingSettings, Source
@@ -162,6 +164,11 @@ def catalog_settings(config: Config) -> CatalogSettings:
     """Return what becomes of requests for adapters that no pod has, or nobody declares."""
     undeclared = Undeclared(config.adapters.undeclared)
     return _settings(CatalogSettings, config.adapters, undeclared=undeclared)
+
+
+def kubernetes_settings(config: KubernetesConfig | None) -> KubernetesSettings | None:
+    """Return what is followed by the Kubernetes API; None for nothing."""
+    return None if config is None else _settings(KubernetesSettings, config)
 
 
 def queue_settings(config: Config) -> QueueSettings:

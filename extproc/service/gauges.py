@@ -28,7 +28,7 @@ def add_gauges(
     processor, completions, eds = services.processor, services.completions, services.eds
     decisions, observers = parts.recorder.decisions, parts.recorder.observers
     pool, routes, router = routing.pool, routing.routes, routing.router
-    clock, losses, endpoints = parts.clock, parts.pods.losses, parts.endpoints
+    clock, losses = parts.clock, parts.pods.losses
     pace, slow = parts.pods.pace, parts.pods.slow
     add(
         "ready",
@@ -149,11 +149,6 @@ def add_gauges(
         "Changes of the configuration file that were not applied.",
         lambda: live_config.num_failures,
     )
-    add(
-        "endpoints_left_out",
-        "Pods beyond discovery.max_endpoints, by address. They get no requests.",
-        lambda: endpoints.num_left_out,
-    )
     telemetry.add_counters(
         "observer_errors",
         "Failures of observers: telemetry, decisions, attainment, tracing, relay or "
@@ -192,7 +187,7 @@ def add_gauges(
         lambda: services.lost_rewrites.counts,
     )
     _add_traffic(telemetry, parts.traffic)
-    for part in (parts.peering, parts.discovery, parts.adapters):
+    for part in (parts.peering, parts.endpoints, parts.kubernetes, parts.adapters):
         part.add_metrics(telemetry)
 
 

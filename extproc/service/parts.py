@@ -17,6 +17,8 @@ from prometheus_client import CollectorRegistry
 
 from extproc import __version__
 from extproc.config import Config
+from extproc.discovery.endpointlist import EndpointList
+from extproc.discovery.kubernetes.source import KubernetesDiscovery
 from extproc.fleet.accounting import Accounting
 from extproc.fleet.readiness import Readiness
 from extproc.observe.counters import PoolMetrics
@@ -33,7 +35,7 @@ from extproc.service import configured
 from extproc.service.adapterservice import AdapterService
 from extproc.service.cachewatch import CacheWatch
 from extproc.service.clocks import Clocks
-from extproc.service.discovery import Discovery, EndpointList
+from extproc.service.discovery import make_source
 from extproc.service.endings import Endings
 from extproc.service.peering import Peering
 from extproc.service.recorder import Recorder
@@ -171,15 +173,27 @@ class Parts:
             clock=clocks.clock,
             most=config.discovery.max_endpoints,
         )
-        self.discovery = Discovery(
-            config,
+        self.kubernetes = kubernetes = KubernetesDiscovery(
+            configured.kubernetes_settings(config.discovery.kubernetes),
             on_endpoints=self.endpoints.set,
             on_priorities=routing.routes.set_objectives,
+            scheme=configured.scheme(config),
+            engine=config.pods.engine,
+            clock=clocks.clock,
+            wall_clock=clocks.wall_clock,
+            rng=clocks.rng,
             on_rules=self.adapters.declaring.set_rules,
             on_offers=self.adapters.declaring.set_offers,
-            clocks=clocks,
         )
-        routing.sources.add(self.discovery.sources)
+        routing.sources.add(kubernetes.sources)
+        self.discovery = make_source(
+            config.discovery,
+            kubernetes,
+            self.telemetry,
+            on_endpoints=self.endpoints.set,
+            scheme=configured.scheme(config),
+            clock=clocks.clock,
+        )
 
     @property
     def telemetry(self) -> Telemetry:
@@ -193,14 +207,14 @@ class Parts:
     def why_not_ready(self) -> list[str]:
         """Return the reasons, for people; empty when ready."""
         reasons = self.readiness.problems(now=self.clock())
-        return reasons + self.discovery.why_not_ready() + self.adapters.why_not_ready()
+        return reasons + self.kubernetes.why_not_ready() + self.adapters.why_not_ready()
 
     def warnings(self) -> Sequence[str]:
         """Return what is wrong elsewhere, for people: another router would not do better."""
         return [
             *self.traffic.wire.mismatches.warnings(now=self._loop.time()),
             *self.services.lost_rewrites.warnings(now=self.clock()),
-            *self.discovery.warnings(),
+            *self.kubernetes.warnings(),
             *self.endpoints.warnings(),
             *self.pods.losses.warnings(),
             *self.peering.warnings(),
@@ -231,7 +245,7 @@ class Parts:
         """Report to the cluster on its declarations, if there is news."""
         news = self.adapters.take_news()
         if news is not None:
-            self.discovery.report(*news)
+            self.kubernetes.report(*news)
 
 
 def _telemetry(config: Config, routing: Routing) -> Telemetry:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from extproc.config import Config
 from extproc.config.peers import PeersConfig
+from extproc.discovery.kubernetes.apiserver import Kubernetes
 from extproc.observe.observers import Observers
 from extproc.observe.telemetry import Telemetry
 from extproc.peers.links import METHOD, OnEntries, PeersService
 from extproc.peers.relay import Relay, count_routers
 from extproc.peers.telling import Hearing
-from extproc.service.apiserver import Kubernetes
 from extproc.service.clocks import Clocks
 from extproc.service.peeraccess import checks_clients, keys_of, link_tls, peer_port
 from extproc.types import Endpoint

@@ -12,8 +12,8 @@ import pytest
 from extproc.discovery.kubernetes.declarers import Reading
 from extproc.discovery.kubernetes.objects import LLMRoute, routes_query
 from extproc.discovery.kubernetes.status import AdapterReport, Finding, Part, parts
+from extproc.discovery.kubernetes.statuses import Statuses
 from extproc.discovery.kubernetes.store import ApiError, error_of
-from extproc.service.statuses import Statuses
 from tests.discovery.kubernetes.declared import item, listed
 from tests.logs import warnings
 from tests.virtualtime import in_virtual_time

@@ -33,6 +33,7 @@ from extproc.discovery.kubernetes.endpoints import (
     slice_endpoints,
     without_pool,
 )
+from extproc.discovery.kubernetes.inferencepool import OnEndpoints, PoolPresence
 from extproc.discovery.kubernetes.kubewatch import ListWatch, WatchStats, WatchTimes
 from extproc.discovery.kubernetes.objects import (
     EndpointSlice,
@@ -45,9 +46,8 @@ from extproc.discovery.kubernetes.objects import (
     pool_query,
     slices_query,
 )
+from extproc.discovery.kubernetes.publisher import Publisher
 from extproc.phrases import listed
-from extproc.service.inferencepool import OnEndpoints, PoolPresence
-from extproc.service.publisher import Publisher
 from extproc.types import Endpoint
 
 log = logging.getLogger(__name__)

@@ -6,10 +6,11 @@ InferenceModelRewrites and LLMRoutes of the pools that this router serves, in on
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from extproc.adapters.sources import SourceStatus
+from extproc.discovery.kubernetes.apiserver import Kubernetes
 from extproc.discovery.kubernetes.declarers import Declared, Reading
 from extproc.discovery.kubernetes.llmroutes import routes_of
 from extproc.discovery.kubernetes.objects import (
@@ -19,18 +20,18 @@ from extproc.discovery.kubernetes.objects import (
     rewrites_query,
     routes_query,
 )
+from extproc.discovery.kubernetes.publisher import Publisher
 from extproc.discovery.kubernetes.rewrites import rewrites_of
 from extproc.discovery.kubernetes.status import AdapterReport, Finding, Part, parts
+from extproc.discovery.kubernetes.statuses import Statuses
 from extproc.routing.precedence import Loss, Offer, RuleSet
-from extproc.service.apiserver import Kubernetes
-from extproc.service.publisher import Publisher
-from extproc.service.statuses import Statuses
 
 D = TypeVar("D", bound=DeclaringObject)
 T = TypeVar("T")
 
-OnRules = Callable[[Sequence[Reading[RuleSet]]], None]
-OnOffers = Callable[[Sequence[Reading[Offer]]], None]
+OnRules = Callable[[Sequence[RuleSet]], None]
+OnOffers = Callable[[Sequence[Offer], frozenset[str]], None]
+"""Gets what counts, and the names of adapters that are declared in a way that cannot be used."""
 
 _UNWANTED = "; if there are none on purpose, set discovery.kubernetes.declarations: false"
 
@@ -55,9 +56,18 @@ class Declarations:
         ours = frozenset(pools)
         rules, offers = rewrites_of(ours), routes_of(ours, engine=engine)
         rewrites = rewrites_query(kubernetes.namespace, rules)
-        self._rewrites = _Kind(kubernetes, rewrites, rules, on_rules, wall_clock)
+        self._rewrites = _Kind(
+            kubernetes, rewrites, rules, lambda each: on_rules(_declared(each)), wall_clock
+        )
         routes = routes_query(kubernetes.namespace, offers)
-        self._routes = _Kind(kubernetes, routes, offers, on_offers, wall_clock, _UNWANTED)
+        self._routes = _Kind(
+            kubernetes,
+            routes,
+            offers,
+            lambda each: on_offers(_declared(each), _withheld(each)),
+            wall_clock,
+            _UNWANTED,
+        )
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -143,3 +153,11 @@ class _Kind(Generic[D, T]):
     def _on_change(self, readings: Sequence[Reading[T]]) -> None:
         self._readings, self._is_read = readings, True
         self._on_readings(readings)
+
+
+def _declared(readings: Iterable[Reading[T]]) -> list[T]:
+    return [each.declared for each in readings if each.declared is not None]
+
+
+def _withheld(readings: Iterable[Reading[Offer]]) -> frozenset[str]:
+    return frozenset(each.withheld for each in readings if each.withheld)

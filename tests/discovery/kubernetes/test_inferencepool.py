@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from extproc.discovery.kubernetes.inferencepool import PoolPresence, PoolsTogether
 from extproc.discovery.kubernetes.objects import InferencePool, Metadata
-from extproc.service.inferencepool import PoolPresence, PoolsTogether
 from extproc.types import Endpoint
 
 POOL = InferencePool(Metadata(name="pool", namespace="llm"))
