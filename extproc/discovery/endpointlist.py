@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from extproc.fleet.readiness import Readiness
 from extproc.meters import Meters
+from extproc.reports.readiness import Readiness
 from extproc.types import Endpoint
 
 log = logging.getLogger(__name__)
