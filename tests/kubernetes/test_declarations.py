@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from extproc.adapters.declared import Declaration
+from extproc.config.configured import kubernetes_settings
 from extproc.config.discovery import KubernetesConfig
 from extproc.discovery.kubernetes.apiserver import Kubernetes
 from extproc.discovery.kubernetes.declarations import Declarations
@@ -23,7 +24,6 @@ from extproc.discovery.kubernetes.status import AdapterReport, VersionReport
 from extproc.routing.modelroutes import Objective
 from extproc.routing.precedence import Merged, Offer, RuleSet, merge
 from extproc.routing.rewrites import Rewrites
-from extproc.service.configured import kubernetes_settings
 from tests.discovery.kubernetes.test_llmroutes import PROPOSED
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
