@@ -82,9 +82,12 @@ ARROWS = {
 """The rooms that each may import beside itself and the words. Policies of users import the package:
 `__init__`.
 
-Services of several rooms are carried by the `wire`, by its contract `rpc`. Files that operators
-name are read, and contexts of TLS are made, in one way everywhere: `files`. Routers tell each other
-who waits, so `peers` know the queue and the router, and what they tell is counted (`observe`)."""
+Services of several rooms are carried by the `wire`, by its contract `rpc`; long work of any room
+takes its turns there, `discovery`'s too. Files that operators name are read, and contexts of TLS
+are made, in one way everywhere: `files`. Routers tell each other who waits, so `peers` know the
+queue and the router, and what they tell is counted (`observe`). `observe` reads what every room
+keeps, down to which pods are slow (`learned`) and how often they are asked (`reports`). `config`
+makes the settings of every part that has some."""
 
 TELL_THE_VERSION = ("config", "service", "commands")
 """The rooms that may import the package too, for its version."""

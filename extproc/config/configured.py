@@ -44,7 +44,7 @@ from extproc.request.messages import BodyMode
 from extproc.request.steering import FIELDS
 from extproc.routing.admission import AdmissionSettings, Ranks
 from extproc.routing.catalog import CatalogSettings, Undeclared
-from extproc.routing.declaring import ConfiguredAdapters
+from extproc.routing.merging import ConfiguredAdapters
 from extproc.routing.modelroutes import ModelRoute, Objective
 from extproc.routing.picker import PickerSettings
 from extproc.routing.rewrites import Rule

@@ -16,7 +16,7 @@ from extproc.adapters.scope import Known
 from extproc.config import Config, configured
 from extproc.discovery.kubernetes.status import AdapterReport, report_of
 from extproc.peers.adapterpeers import AdapterPeers, AdapterUpdate
-from extproc.routing.declaring import Declaring
+from extproc.routing.merging import Declaring
 from extproc.routing.offered import OfferedAdapters
 from extproc.routing.precedence import Loss, Merged, Offer
 from extproc.service.clocks import Clocks

@@ -42,8 +42,8 @@ from extproc.reports.readiness import Readiness
 from extproc.routing.policies import Policy
 from extproc.service.adapterservice import AdapterService
 from extproc.service.clocks import Clocks
-from extproc.service.discovery import make_source
-from extproc.service.peers import peer_settings
+from extproc.service.endpointsource import make_source
+from extproc.service.peeraccess import peer_settings
 from extproc.service.routing import Routing
 from extproc.service.services import Services
 from extproc.wire.budget import Budget

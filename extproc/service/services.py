@@ -26,7 +26,7 @@ from extproc.request.marks import Marks
 from extproc.request.processor import ExternalProcessor
 from extproc.request.stream import Stream
 from extproc.service.clocks import Clocks
-from extproc.service.peers import keys_of
+from extproc.service.peeraccess import keys_of
 from extproc.service.routing import Routing
 from extproc.wire.rpc import Metadata, Method
 

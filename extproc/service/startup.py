@@ -33,7 +33,7 @@ from extproc.observe.tracing import Tracing, TracingError
 from extproc.routing.policies import Policy
 from extproc.service.app import App
 from extproc.service.heap import return_large_blocks
-from extproc.service.peers import check_peers, link_tls
+from extproc.service.peeraccess import check_peers, link_tls
 from extproc.service.routing import make_policy
 from extproc.service.stores import make_medium
 from extproc.wire.certificates import CLIENT_CA, authority_warnings, listener_warnings

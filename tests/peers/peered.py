@@ -21,7 +21,7 @@ from extproc.peers.relay import Relay
 from extproc.peers.telling import Hearing, Telling
 from extproc.routing.catalog import Catalog
 from extproc.service.clocks import Clocks
-from extproc.service.peers import peer_settings
+from extproc.service.peeraccess import peer_settings
 from extproc.wire import server as wire
 from extproc.wire.rpc import Method, Session
 from tests.builders import fill, routing

@@ -15,7 +15,7 @@ from extproc.config.file import ConfigError
 from extproc.gen import peers_pb2
 from extproc.peers.links import METHOD
 from extproc.peers.peering import ObservedRelay
-from extproc.service.peers import check_peers, link_tls, peer_port
+from extproc.service.peeraccess import check_peers, link_tls, peer_port
 from extproc.wire import server as wire
 from extproc.wire.rpc import Call, Code, Metadata, Method
 from tests.dnsserver import DnsServer

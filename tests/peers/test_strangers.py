@@ -11,7 +11,7 @@ import pytest
 from extproc.config.file import ConfigError
 from extproc.config.warnings import unproven_peers
 from extproc.gen import peers_pb2
-from extproc.service.peers import check_peers
+from extproc.service.peeraccess import check_peers
 from tests.builders import address
 from tests.peers.peered import KEY_FILE, Peered, configured
 from tests.peers.scene import message

@@ -149,7 +149,7 @@ async def test_a_source_that_fails_and_its_recovery_are_logged_once(
     discovery = {"file": str(file), "file_interval_s": 0.02}
 
     def said_of_it() -> list[str]:
-        found = [each for each in caplog.records if each.name == "extproc.service.discovery"]
+        found = [each for each in caplog.records if each.name == "extproc.service.endpointsource"]
         said = [f"{each.levelname} {each.getMessage()}" for each in found]
         return [line for line in said if line != "INFO endpoints: 0"]
 

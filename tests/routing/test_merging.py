@@ -8,7 +8,7 @@ from extproc.adapters.declared import Declaration, DeclarationError, Target, Ter
 from extproc.config import Config
 from extproc.config.configured import configured_adapters
 from extproc.config.file import check_sections
-from extproc.routing.declaring import Declaring
+from extproc.routing.merging import Declaring
 from extproc.routing.precedence import Merged
 
 
