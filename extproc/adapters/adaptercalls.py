@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class CallSettings(Struct, frozen=True):
-    """What the pods' engine is, and where adapters are.
+    """The pods' engine, and the folders of adapters.
 
     Attributes:
         profile: Of the engine.

@@ -31,7 +31,7 @@ MAX_TOLD = 3
 
 
 class RegistrationSettings(Struct, frozen=True):
-    """Who may declare adapters over HTTP.
+    """The settings of registration over HTTP.
 
     Attributes:
         token_file: Has their tokens.

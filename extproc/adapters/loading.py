@@ -40,11 +40,11 @@ _NO_STATES = {str(state): 0 for state in State if state is not State.UNKNOWN}
 
 
 class Offered(Protocol):
-    """What is declared of an adapter, with all that others know of it."""
+    """An adapter that is declared, with all that other rooms know of it."""
 
     @property
     def declaration(self) -> Declaration:
-        """What its pods are to have."""
+        """The declaration that its pods are to follow."""
 
 
 OfferT = TypeVar("OfferT", bound=Offered)

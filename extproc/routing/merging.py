@@ -1,4 +1,4 @@
-"""What the configuration, a store and a cluster declare of adapters, as one."""
+"""One list of the adapters that the configuration, a store and a cluster declare."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Made(NamedTuple):
 
 
 class ConfiguredAdapters(Struct, frozen=True):
-    """What the configuration says of adapters.
+    """The adapters and the routes of the configuration.
 
     Attributes:
         declarations: Of adapters that it declares itself.
@@ -53,7 +53,7 @@ class Declaring:
     """Merges what the configuration, a store and a cluster declare.
 
     Args:
-        configured: What the configuration says.
+        configured: Those of the configuration.
         on_merged: Called with what counts, at first and at each change; and with the names of
             adapters whose declarations are there and cannot be used. Others may run between its
             passes, if it returns some; what is left of them is not made once more has changed.
@@ -170,7 +170,7 @@ class Declaring:
         )
 
     def _take(self, configured: ConfiguredAdapters) -> None:
-        """Keep what the configuration says."""
+        """Keep those of the configuration."""
         self._configured = configured
         self._routes = ModelRoutes(configured.routes)
         self._owned = {each.name for each in configured.declarations}

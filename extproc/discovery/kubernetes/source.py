@@ -21,7 +21,7 @@ from extproc.routing.precedence import Loss
 
 
 class KubernetesSettings(Struct, frozen=True):
-    """What is followed, and by which API server.
+    """The objects that are followed, and the API server that lists them.
 
     Attributes:
         kubeconfig: As for `KubernetesClient`.
