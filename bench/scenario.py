@@ -29,7 +29,7 @@ from bench.outcome import Phase, Result, p99_ratios
 from bench.processes import memory, raise_file_limit
 from bench.target import NUM_PLACES, TOKEN_S, Attack, Target, Watch
 from extproc.envoy.bootstrap import BootstrapOptions, Mode
-from extproc.service.configured import body_share_bytes
+from extproc.wire.memory import body_share_bytes
 
 MAX_RSS_BYTES: Final = 256 * 10**6
 _NUM_RUNNING: Final = 10

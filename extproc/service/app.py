@@ -23,19 +23,18 @@ from pathlib import Path
 from typing import Any
 
 from extproc.address import Address
-from extproc.config import Config
+from extproc.config import Config, configured
 from extproc.config.file import ConfigParser, parse_config
+from extproc.config.liveconfig import LiveConfig
+from extproc.observe.sideports import SidePorts
 from extproc.observe.tracing import Tracing
+from extproc.observe.watchdog import Watchdog
 from extproc.routing.policies import Policy
-from extproc.service import transports
 from extproc.service.adminport import make_admin
 from extproc.service.clocks import Clocks
 from extproc.service.garbage import GC_THRESHOLDS, Garbage
-from extproc.service.gauges import add_gauges
-from extproc.service.liveconfig import LiveConfig
 from extproc.service.parts import Parts
-from extproc.service.sideports import SidePorts
-from extproc.service.watchdog import Watchdog
+from extproc.wire import transports
 from extproc.wire.server import WireServer
 
 log = logging.getLogger(__name__)
@@ -91,13 +90,15 @@ class App:
         self._admin_at = Address.parse(config.admin.address)
         self._admin = make_admin(self._admin_at, parts, self._why_not_ready)
         self._sides = SidePorts(
-            config,
+            config.server.health_address,
+            config.admin.metrics_address,
             health=parts.services.health.methods(),
             registry=parts.telemetry.registry,
             dropped=parts.traffic.http_dropped,
         )
         self._watchdog = Watchdog(config.server.max_stall_s or inf)
-        add_gauges(parts, self._live_config, self._why_not_ready)
+        parts.add_metrics(lambda: not self._why_not_ready())
+        self._live_config.add_metrics(parts.telemetry)
 
     def stop(self) -> None:
         """Begin to drain. May be called more than once."""
@@ -118,9 +119,8 @@ class App:
         services = (parts.services, parts.recorder.decisions, parts.peering)
         methods = [method for service in services for method in service.methods()]
         try:
-            server = await transports.listen(
-                self._config, methods, parts.traffic.wire, parts.traffic.budget
-            )
+            listener, traffic = configured.listener_settings(self._config), parts.traffic
+            server = await transports.listen(listener, methods, traffic.wire, traffic.budget)
             self.address = server.address
             await self._sides.start()
             await self._admin.start()

@@ -10,9 +10,9 @@ import grpc
 import pytest
 import yaml
 
+from extproc.discovery.endpointlist import EndpointList
 from extproc.lab.fakepod.pod import RunningPod
 from extproc.reports.readiness import Readiness
-from extproc.service.discovery import EndpointList
 from extproc.types import Endpoint
 from tests import clients
 from tests.builders import address

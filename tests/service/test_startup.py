@@ -24,8 +24,8 @@ from extproc.observe import logs
 from extproc.service.app import App
 from tests.commandline import invoke
 from tests.logs import warnings
+from tests.peers.peered import KEY_FILE
 from tests.pki import KINDS, Kind, Pki, make
-from tests.service.peered import KEY_FILE
 from tests.waiting import eventually
 
 PATIENCE_S = 60.0

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import yaml
 
+from extproc.config.configured import pool_settings
 from extproc.config.file import parse_config
 from extproc.costs import Costs
 from extproc.envoy.bootstrap import BootstrapOptions
@@ -33,7 +34,6 @@ from extproc.lab.loadtest.targets import (
 from extproc.lab.opponents import OPPONENTS, opponent
 from extproc.plugins import load_policy
 from extproc.pods.serverflags import ServerFlags
-from extproc.service.configured import pool_settings
 from tests.fakepods import running_pod
 from tests.lab.trials.test_suites import tiny
 
