@@ -11,7 +11,7 @@ import asyncio
 import heapq
 import random
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -20,8 +20,8 @@ from typing import Any, Final
 
 import yaml
 
-from bench.envoys import adapter_names, metrics_page
 from bench.load import chat_body
+from bench.pods import SLOTS, adapter_names, metrics_page
 from bench.recording import BODY_BYTES, RECORDED, Ended, Recording, answered
 from extproc.config.file import parse_config
 from extproc.fleet.engines import PROFILES
@@ -55,7 +55,7 @@ class Load:
     Attributes:
         body_bytes: Of each request.
         router: The router's configuration, by section.
-        without: What else is off: names in `bench.stubs.STUBS`.
+        without: What else is off: names in `bench.stages.STUBS`.
     """
 
     num_pods: int = 16
@@ -110,10 +110,16 @@ class DrivenLoop(asyncio.SelectorEventLoop):
 
     def due(self) -> None:
         """Run the timers whose time has come."""
+        for _ in self.passes():
+            pass
+
+    def passes(self) -> Iterator[None]:
+        """Run them one after the other, and those that these set."""
         while self._kept and self._kept[0][0] <= self.now:
             _, _, handle = heapq.heappop(self._kept)
             if not handle.cancelled():
                 handle._run()
+                yield
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """Nothing: it is left out when its time comes."""
@@ -171,10 +177,13 @@ class HotPath:
     def _two_pages(self, address: str) -> list[bytes]:
         """A pod's pages of metrics: it has run eight adapters lately, the next one others."""
         first = 4 * self.addresses.index(address)
-        recent = [self._names[(first + n) % len(self._names)] for n in range(8)]
+        now_s, num = self._wall(), len(self._names)
+        ran_at_s = {self._names[(first + n) % num]: now_s - 1 - n for n in range(SLOTS)}
         return [
-            metrics_page(recent, now_wall_s=self._wall(), num_running=num_running).encode()
-            for num_running in ("1.0", "2.0")
+            metrics_page(
+                ran_at_s, started_wall_s=now_s - 3600, num_running=num_running, has_waiting=True
+            )
+            for num_running in (1, 2)
         ]
 
     def exchange(self, data: bytes) -> bytes:

@@ -9,33 +9,30 @@ from pathlib import Path
 import pytest
 
 from bench import (
-    adapterchaos,
     decisions,
-    fuzz_service,
     hold,
     instructions,
     passes,
-    prices,
     run,
     scale,
     soak,
 )
-from bench.chaospods import Ledger
 from bench.crowd import Plan
-from bench.crowdpods import Pod
 from bench.peers import Heard
+from bench.pods import Pod
 from bench.processes import memory
-from bench.scenario import unbalanced
 from extproc.fleet.engines import PROFILES
 from extproc.fleet.exposition import parse_report
 from extproc.routing.catalog import Catalog
 from extproc.routing.picker import Picker
 from extproc.routing.policies import BUILT_IN
 from extproc.routing.router import Router
+from tests.e2e.chaos.pods import Ledger
+from tests.e2e.chaos.run import MOST
+from tests.e2e.fuzz import service
+from tests.e2e.fuzz.scenario import unbalanced
 
-BENCHMARKS = (
-    *(adapterchaos, decisions, fuzz_service, hold, instructions, passes, prices, run, scale, soak),
-)
+BENCHMARKS = (*(decisions, hold, instructions, passes, run, scale, service, soak),)
 MAINS = [module.main for module in BENCHMARKS]
 
 
@@ -196,7 +193,7 @@ def test_a_soak_finds_requests_that_failed_or_that_nobody_told_of() -> None:
     assert soak.find_faults({"extproc_picks_total": 0.0}, good, 0) == []
     assert soak.find_faults({}, good, 0) == ["the router's metrics cannot be read"]
     assert soak.find_faults(last, good, 1) == [
-        "1 picks expired",
+        "1 expired: extproc_completions_total",
         "1 requests of clients that stayed failed",
     ]
 
@@ -211,7 +208,7 @@ def test_loads_are_counted_for_each_process_of_a_router() -> None:
         assert ledger.most == {"on_a_pod": 1, "in_the_fleet": 2, "a_minute": 1}
     with ledger.loading("pod-0", "process-1", is_serving=True):
         assert ledger.most == {"on_a_pod": 1, "in_the_fleet": 2, "a_minute": 2}
-        assert not ledger.most - adapterchaos.MOST
+        assert not ledger.most - MOST
         with ledger.loading("pod-0", "process-1", is_serving=False):
-            assert ledger.most - adapterchaos.MOST == {"on_a_pod": 1}
+            assert ledger.most - MOST == {"on_a_pod": 1}
     assert ledger.num == 5
