@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
 from itertools import count, cycle
 from typing import Any, Final
 
@@ -25,7 +24,7 @@ from bench.pods import SLOTS, adapter_names, metrics_page
 from bench.recording import BODY_BYTES, RECORDED, Ended, Recording, answered
 from extproc.config.file import parse_config
 from extproc.fleet.engines import PROFILES
-from extproc.fleet.exposition import parse_report
+from extproc.fleet.pagereader import PageReader
 from extproc.service.clocks import Clocks
 from extproc.service.parts import Parts
 from extproc.service.routing import make_policy
@@ -146,7 +145,7 @@ class HotPath:
         self.methods = self.parts.services.methods()
         self._recording = Recording(RECORDED.read_bytes())
         self._pages = {address: cycle(self._two_pages(address)) for address in self.addresses}
-        self._readers = {address: _reader() for address in self.addresses}
+        self._readers = {address: PageReader(PROFILES["vllm"]).read for address in self.addresses}
         self._reports = cycle(self.addresses)
         self._numbers = count(1)
         self._answered: deque[Ended] = deque()
@@ -248,16 +247,6 @@ class HotPath:
         page = next(self._pages[address])
         report = timed("parse", partial(self._readers[address], page))
         timed("report", partial(self.record, address, report))
-
-
-def _reader() -> Callable[[bytes], LoadReport]:
-    """Return what reads the pages of one pod, of older checkouts each as a whole."""
-    try:
-        pages = import_module("extproc.fleet.pagereader")
-    except ModuleNotFoundError:
-        return partial(parse_report, profile=PROFILES["vllm"])
-    read: Callable[[bytes], LoadReport] = pages.PageReader(PROFILES["vllm"]).read
-    return read
 
 
 Timed = Callable[[str, Callable[[], Any]], Any]

@@ -111,7 +111,7 @@ def test_a_router_reads_and_counts_what_others_tell_until_they_leave() -> None:
 
 
 def test_a_row_for_each_number_of_routers_has_the_times_of_both() -> None:
-    rows = [row.split(" | ") for row in decisions.told_rows((2, 3))]
+    rows = list(decisions.told_rows((2, 3)))
 
     assert [row[1] for row in rows] == ["0", "1", "3", "9"]
     assert all(float(row[2]) > 0 for row in rows)
