@@ -23,8 +23,8 @@ from bench.load import chat_body
 from bench.pods import SLOTS, adapter_names, metrics_page
 from bench.recording import BODY_BYTES, RECORDED, Ended, Recording, answered
 from extproc.config.file import parse_config
-from extproc.fleet.engines import PROFILES
-from extproc.fleet.pagereader import PageReader
+from extproc.reports.engines import PROFILES
+from extproc.reports.pagereader import PageReader
 from extproc.service.clocks import Clocks
 from extproc.service.parts import Parts
 from extproc.service.routing import make_policy

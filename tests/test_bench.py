@@ -21,8 +21,8 @@ from bench.crowd import Plan
 from bench.peers import Heard
 from bench.pods import Pod
 from bench.processes import memory
-from extproc.fleet.engines import PROFILES
-from extproc.fleet.exposition import parse_report
+from extproc.reports.engines import PROFILES
+from extproc.reports.exposition import parse_report
 from extproc.routing.catalog import Catalog
 from extproc.routing.picker import Picker
 from extproc.routing.policies import BUILT_IN
