@@ -3,7 +3,7 @@
 A real Envoy, a real router under a limit of memory, honest pods. Ten honest clients ask all the
 while; where trouble begins, ten long answers are running. The runner starts it all, lets one block
 follow the other on the same processes, measures each, counts what came of it, says what must not
-be, and ends it all. `bench.fuzz_service` is one.
+be, and ends it all. `tests.e2e.fuzz.service` is one.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ from typing import Any, Final
 
 import uvloop
 
-from bench.field import SESSION_HEADER
 from bench.figures import abuse_of, by_label, total, within_s
-from bench.fuzzattack import BROKE, Plan
-from bench.honest import OK, HonestClients, summarise
-from bench.outcome import Phase, Result, p99_ratios
-from bench.processes import memory, raise_file_limit
-from bench.target import NUM_PLACES, TOKEN_S, Attack, Target, Watch
+from bench.processes import raise_file_limit
 from extproc.envoy.bootstrap import BootstrapOptions, Mode
 from extproc.wire.memory import body_share_bytes
+from tests.e2e.fuzz.attack import BROKE, Plan, Tally
+from tests.e2e.fuzz.field import SESSION_HEADER
+from tests.e2e.fuzz.honest import OK, HonestClients, summarise
+from tests.e2e.fuzz.outcome import Phase, Result, p99_ratios
+from tests.e2e.fuzz.target import NUM_PLACES, TOKEN_S, Attack, Target
 
 MAX_RSS_BYTES: Final = 256 * 10**6
 _NUM_RUNNING: Final = 10
 _RUNNING_S: Final = (5.0, 30.0)
 """The shortest and the longest of the answers that are running when trouble begins."""
 _DRAIN_S: Final = 30.0
+_LOOK_S: Final = 0.1
+_DELAY: Final = "extproc_loop_delay_seconds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,21 +92,19 @@ class Run:
 
     def __init__(self, target: Target, scenario: Scenario) -> None:
         self._target, self._scenario = target, scenario
-        self._watch = Watch(target, MAX_RSS_BYTES)
         self._clients = HonestClients(
             target.url,
             Random(scenario.seed),
             rate_per_s=scenario.honest_per_s,
             timeout_s=3 * scenario.bootstrap.message_timeout_s,
         )
-        self._measured: list[dict[str, Any]] = []
+        self._measured: list[tuple[str, dict[str, float], Tally | None]] = []
         self._running: Counter[str] = Counter()
+        self._faults: list[str] = []
 
     async def run(self) -> Result:
         """Let all blocks happen; then wait for all to end."""
-        loop = asyncio.get_running_loop()
-        asking = loop.create_task(self._clients.run())
-        watching = loop.create_task(self._watch.run())
+        asking = asyncio.get_running_loop().create_task(self._clients.run())
         try:
             for block in self._scenario.blocks:
                 if block.plan is None:
@@ -115,10 +115,6 @@ class Run:
             self._clients.stop()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asking, _DRAIN_S)
-            watching.cancel()
-            (ended,) = await asyncio.gather(watching, return_exceptions=True)
-            if isinstance(ended, Exception):
-                self._watch.faults.append(f"the watch is broken: {ended!r}")
         return await self._result()
 
     async def _trouble(self, block: Block, plan: Plan) -> None:
@@ -133,67 +129,47 @@ class Run:
             self._target.list_pods(attack.addresses)
             await self._phase(block, attack)
         self._target.list_pods()
-        if self._watch.faults:
-            running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            self._running.update(await running)
+        self._running.update(await running)
 
     async def _phase(self, block: Block, attack: Attack | None = None) -> None:
-        """Let it last so long, or until something is wrong; then end the attackers."""
-        if self._watch.faults:
+        """Let it last so long, or until a process has ended; then end the attackers."""
+        if self._faults:
             return
-        self._clients.phase = block.name
-        self._watch.begin_phase()
-        began_s, used_s = time.monotonic(), self._target.cpu_s()
-        log_bytes = self._log_bytes()
-        before = await asyncio.to_thread(self._target.metrics)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._watch.has_faults.wait(), block.seconds)
-        elapsed_s = time.monotonic() - began_s
-        now_s = used_s if self._watch.faults else self._target.cpu_s()
-        delays_ms: list[float | None] = [None, None]
-        if not self._watch.faults:
-            after = await asyncio.to_thread(self._target.metrics)
-            delays_ms = [delay_ms(before, after, percent) for percent in (99, 100)]
-        cores = {key: (now_s[key] - used_s[key]) / elapsed_s for key in used_s}
-        tally = None
-        if attack is not None and not self._watch.faults:
-            self._clients.phase = f"{block.name}, end"  # all their connections close at once
-            tally = await attack.end()
-            cores["attackers"] = attack.cores
-        self._measured.append(
-            {
-                "name": block.name,
-                "seconds": elapsed_s,
-                "cores": cores,
-                "rss_mb": {key: held / 1e6 for key, held in self._watch.rss_bytes.items()},
-                "delay_p99_ms": delays_ms[0],
-                "longest_delay_ms": delays_ms[1],
-                "log_bytes": self._log_bytes() - log_bytes,
-                "attack": tally,
-            }
-        )
-
-    def _log_bytes(self) -> int:
-        return self._target.children["router"].log_path.stat().st_size
+        target, self._clients.phase = self._target, block.name
+        target.forget_peaks()
+        began_s, used_s, log_bytes = time.monotonic(), target.cpu_s(), target.log_bytes()
+        before = await asyncio.to_thread(target.metrics)
+        while (left_s := began_s + block.seconds - time.monotonic()) > 0 and not self._faults:
+            await asyncio.sleep(min(left_s, _LOOK_S))
+            self._faults += target.faults(MAX_RSS_BYTES)
+        seconds = time.monotonic() - began_s
+        figures, tally = {"s": seconds}, None
+        if not self._faults:
+            now_s, after = target.cpu_s(), await asyncio.to_thread(target.metrics)
+            cores = {f"cores: {key}": (now_s[key] - used_s[key]) / seconds for key in used_s}
+            for name, percent in (("delay p99 ms", 99), ("longest delay ms", 100)):
+                if (late_s := within_s(before, after, _DELAY, percent)) is not None:
+                    figures[name] = late_s * 1e3
+            figures |= target.peaks_mb() | cores
+            figures["log B/s"] = (target.log_bytes() - log_bytes) / seconds
+            if attack is not None:
+                self._clients.phase = f"{block.name}, end"  # all their connections close at once
+                tally = await attack.end()
+                figures |= tally.figures(seconds) | {"cores: attackers": attack.cores}
+        self._measured.append((block.name, figures, tally))
 
     async def _result(self) -> Result:
-        phases = [
-            Phase(
-                honest=summarise(self._clients.asked, each["name"]),
-                shaky=summarise(self._clients.shaky, each["name"]),
-                **each,
-            )
-            for each in self._measured
-        ]
+        phases = []
+        for name, figures, attack in self._measured:
+            honest, failures = summarise(self._clients.asked, name)
+            shaky, shaky_failures = summarise(self._clients.shaky, name)
+            honest["shaky failed"] = shaky["failed"]
+            phases.append(Phase(name, honest | figures, failures, shaky_failures, attack))
         samples: dict[str, float] = {}
-        peak_mb: dict[str, float] = {}
-        faults = list(self._watch.faults)
+        faults = list(self._faults)
         if not faults:
             samples = await settled(self._target.metrics)
             faults += unbalanced(samples)
-            pids = {name: self._target.children[name].pid for name in ("router", "envoy")}
-            peak_mb = {name: memory(pid).peak_bytes / 1e6 for name, pid in pids.items()}
         outcomes = {name for each in phases if each.attack for name in each.attack.outcomes}
         faults += sorted(name for name in outcomes if f": {BROKE}: " in name)
         failed = Counter(f"{e.phase}: {e.cause}" for e in self._clients.asked if e.cause != OK)
@@ -205,20 +181,11 @@ class Run:
             phases=phases,
             running=dict(self._running),
             p99_ratios=p99_ratios(phases),
-            peak_mb=peak_mb,
             num_series=len(samples),
             abuse=abuse_of(samples),
             rejections={reason: num for reason, num in rejections.items() if num},
             faults=faults,
         )
-
-
-def delay_ms(
-    before: Mapping[str, float], after: Mapping[str, float], percent: float
-) -> float | None:
-    """Of the router's event loop in a phase; see `within_s`."""
-    delay_s = within_s(before, after, "extproc_loop_delay_seconds", percent)
-    return None if delay_s is None else delay_s * 1e3
 
 
 async def settled(metrics: Callable[[], dict[str, float]]) -> dict[str, float]:

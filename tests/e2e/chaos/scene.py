@@ -1,4 +1,4 @@
-"""The pods, routers and gateways of `bench.adapterchaos`, and what happens to them."""
+"""The pods, routers and gateways of `tests.e2e.chaos.run`, and what happens to them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from typing import Any
 
 import aiohttp
 
-from bench.chaospods import BASE, OWN, ChaosPod, Ledger
-from bench.chaosstores import MIN_REPLICAS, Keeper, served_name, source_of
-from bench.honest import OK, TIMEOUT, answer
 from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
 from extproc.stack.processes import START_TIMEOUT_S, ChildProcess, free_port
 from extproc.stack.stack import Envoy, Router
+from tests.e2e.chaos.pods import BASE, OWN, ChaosPod, Ledger
+from tests.e2e.chaos.stores import MIN_REPLICAS, Keeper, served_name, source_of
+from tests.e2e.fuzz.honest import OK, TIMEOUT, answer
 
 NUM_PODS, NUM_ROUTERS, NUM_ADAPTERS = 4, 2, 12
 NAMES = tuple(f"a{number}" for number in range(NUM_ADAPTERS))

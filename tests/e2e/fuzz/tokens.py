@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Final
 
-from bench.field import Field, chat, crowd
 from extproc.adapters.declared import MAX_TARGETS
+from tests.e2e.fuzz.field import Attack, Field, by_name, chat, crowd
 
 TOKEN: Final = "fuzz-secret"
 """Of the line that `Target` writes into the router's token file."""
@@ -20,11 +20,6 @@ TOKEN_LINE: Final = f"{TOKEN} name=fuzz allow=fuzz-*\n"
 
 _LIST_BYTES: Final = 240 * 1024  # of a list that is taken
 _MAX_NAMES: Final = 5000
-
-
-async def lists_at_once(field: Field) -> str:
-    """Eight of the longest lists of declarations at the same moment."""
-    return await crowd(_declare(field, _many(field)) for _ in range(8))
 
 
 async def aliases_of_many_targets(field: Field) -> str:
@@ -49,12 +44,6 @@ async def declares_and_deletes(field: Field) -> str:
     return "left"
 
 
-async def waits_without_end(field: Field) -> str:
-    """Calls that wait for loads that never come."""
-    said = json.dumps({"name": _name(field), "source": "hf:org/nowhere"}).encode()
-    return await crowd(_send(field, "POST", "/v1/adapters?wait=600", said) for _ in range(8))
-
-
 async def asks_while_checked(field: Field) -> str:
     """A new name, and requests for it at once: it is loaded, and its effect checked, meanwhile."""
     name = _name(field)
@@ -74,13 +63,7 @@ async def odd_declarations(field: Field) -> str:
         [{"name": "fuzz-a", "source": "hf:a/b"}] * 5000,
         [[[]]] * 20_000,
     )
-    return await _send(field, "POST", "/v1/adapters", json.dumps(field.rng.choice(odd)).encode())
-
-
-async def bodies_that_stop(field: Field) -> str:
-    """As many as there are places, none of them whole."""
-    head = _head("POST", "/v1/adapters", 200_000)
-    return await crowd(field.leave(head + b"[" * 1000, field.admin_port) for _ in range(16))
+    return await _declare(field, field.rng.choice(odd))
 
 
 def _name(field: Field) -> str:
@@ -94,8 +77,8 @@ def _many(field: Field) -> list[dict[str, str]]:
     return [{"name": f"fuzz-{each}", "source": f"hf:org/{each % 9}"} for each in numbers]
 
 
-async def _declare(field: Field, said: Sequence[object]) -> str:
-    return await _send(field, "POST", "/v1/adapters", json.dumps(said).encode())
+async def _declare(field: Field, said: object, query: str = "") -> str:
+    return await _send(field, "POST", f"/v1/adapters{query}", json.dumps(said).encode())
 
 
 async def _send(field: Field, method: str, path: str, body: bytes) -> str:
@@ -109,7 +92,18 @@ def _head(method: str, path: str, num_bytes: int) -> bytes:
     return f"{lines}content-length: {num_bytes}\r\n\r\n".encode()
 
 
-TOKENS: Final = (
-    *(lists_at_once, aliases_of_many_targets, declares_and_deletes, waits_without_end),
-    *(asks_while_checked, odd_declarations, bodies_that_stop),
-)
+TOKENS: Final[Mapping[str, Attack]] = {
+    # Eight of the longest lists of declarations at the same moment.
+    "lists_at_once": lambda field: crowd(_declare(field, _many(field)) for _ in range(8)),
+    # Calls that wait for loads that never come.
+    "waits_without_end": lambda field: crowd(
+        _declare(field, {"name": _name(field), "source": "hf:org/nowhere"}, "?wait=600")
+        for _ in range(8)
+    ),
+    # As many bodies as there are places, none of them whole.
+    "bodies_that_stop": lambda field: crowd(
+        field.leave(_head("POST", "/v1/adapters", 200_000) + b"[" * 1000, field.admin_port)
+        for _ in range(16)
+    ),
+    **by_name(aliases_of_many_targets, declares_and_deletes, asks_while_checked, odd_declarations),
+}

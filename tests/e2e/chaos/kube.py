@@ -1,18 +1,17 @@
-"""LLMRoutes of a real API server, for `bench.adapterchaos`: its watches fail as clusters' do."""
+"""LLMRoutes of a real API server, for `tests.e2e.chaos.run`: its watches fail as clusters' do."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
 
-from bench.chaosstores import Keeper, as_declared
-from extproc.stack.processes import StackError
-from tests.kubernetes.apiserver import PROGRAMS, ApiServer, find_crds, missing_programs
+from tests.e2e.chaos.stores import Keeper, as_declared
+from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.declared import DEFINITION, ROUTES, install, route_path
+from tests.kubernetes.declared import ROUTES, route_path
 from tests.kubernetes.faultyproxy import HARSH, NONE, Faults, FaultyProxy
 
 _POOL = "pool"
@@ -83,23 +82,6 @@ class InCluster(Keeper):
         self._proxy.faults = HARSH if kind == "watch" else Faults(refused=1.0, cut=1.0)
         await asyncio.sleep(for_s)
         self._proxy.faults = NONE
-
-
-@contextmanager
-def api_server() -> Iterator[ApiServer]:
-    """An API server that knows what is needed.
-
-    Raises:
-        StackError: Its programs are not there.
-    """
-    crds = find_crds()
-    if (why := missing_programs(*PROGRAMS)) or crds is None:
-        raise StackError(why or "no custom resource definitions: EXTPROC_CRDS")
-    with ApiServer() as server:
-        server.kubectl("apply", "--server-side", "-f", str(crds))
-        server.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=90s")
-        install(server, DEFINITION)
-        yield server
 
 
 @asynccontextmanager

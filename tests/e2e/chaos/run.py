@@ -1,4 +1,4 @@
-"""Two minutes of trouble for two routers on one store: afterwards all is as declared: `make chaos`.
+"""Trouble for two routers on one store: afterwards all is as declared.
 
 Routers, Envoys and the store are processes, pods are fakes in this one. Faults and changes are
 drawn by the seed; when exactly each meets which call is up to the machine. Loads are counted by
@@ -8,34 +8,26 @@ the pods.
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import pytest
-
-from bench.chaoskube import api_server, in_cluster
-from bench.chaospods import ChaosPod, Ledger
-from bench.chaosscene import Chaos, ChaosRouter, running
-from bench.chaosstores import Keeper, over_http
-from bench.machine import describe
-from bench.report import keep, parser
 from extproc.adapters.states import AdapterSettings
-from extproc.stack.processes import StackError
+from tests.e2e.chaos.kube import in_cluster
+from tests.e2e.chaos.pods import ChaosPod, Ledger
+from tests.e2e.chaos.scene import Chaos, ChaosRouter, running
+from tests.e2e.chaos.stores import Keeper, over_http
 from tests.kubernetes.apiserver import ApiServer
 from tests.waiting import beside
 
-STORES = ("directory", "sqlite", "redis", "kubernetes")
-CONVERGED_S = 30.0
 _LIMITS = AdapterSettings()
 MOST = Counter(on_a_pod=1, in_the_fleet=_LIMITS.max_loads, a_minute=_LIMITS.max_loads_per_minute)
 """Of loads by one process of a router."""
@@ -76,17 +68,17 @@ async def run_on(
     seed: int,
     seconds: float,
     *,
-    within_s: float = CONVERGED_S,
+    within_s: float,
     server: ApiServer | None = None,
 ) -> Result:
     """Let trouble happen to two routers on a store of their own, and see what comes of it.
 
     Args:
-        store: One of `STORES`.
+        store: Its kind.
         seed: Of the faults and changes.
         seconds: In which they begin.
         within_s: Longest time from the end of the last one until all is as declared.
-        server: For `kubernetes`, if there is one already.
+        server: For `kubernetes`.
 
     Raises:
         StackError: Something did not start.
@@ -129,7 +121,7 @@ async def run_on(
 async def _opened(store: str, lease_s: float, server: ApiServer | None) -> AsyncIterator[Keeper]:
     async with AsyncExitStack() as exits:
         if store == "kubernetes":
-            server = server or exits.enter_context(api_server())
+            assert server is not None
             yield await exits.enter_async_context(in_cluster(server))
         else:
             folder = Path(exits.enter_context(TemporaryDirectory()))
@@ -174,27 +166,3 @@ async def _converge(chaos: Chaos, within_s: float) -> list[str]:
         if not found or time.monotonic() > until_s:
             return found
         await asyncio.sleep(_LOOK_S)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it; the exit status is 1 where something is wrong."""
-    options = parser("adapterchaos", __doc__)
-    options.add_argument("--store", nargs="*", choices=STORES, default=STORES)
-    options.add_argument("--seconds", type=float, help="(default 120; 15 with --quick)")
-    options.add_argument("--seed", type=int, default=1)
-    args = options.parse_args(arguments)
-    seconds = args.seconds or (15.0 if args.quick else 120.0)
-    machine = describe()
-    try:
-        results = [asyncio.run(run_on(store, args.seed, seconds)) for store in args.store]
-    except (StackError, pytest.skip.Exception) as error:
-        print(f"chaos: {error}", file=sys.stderr)
-        return 1
-    runs = [asdict(each) for each in results]
-    print(json.dumps(runs, indent=1))
-    keep("chaos", args, machine, {"runs": runs})
-    return 1 if any(each.wrong for each in results) else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

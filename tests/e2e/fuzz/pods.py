@@ -1,4 +1,4 @@
-"""Hostile pods: what a pod may answer to the router's questions, one function a kind.
+"""Hostile pods: what a pod may answer to the router's questions, one row or function a kind.
 
 Most list models of their own names alone, so no honest request is routed to them by right. Some
 claim names that are declared, which no honest request may notice. Those of `SHAKY_PODS` list the
@@ -13,13 +13,13 @@ import functools
 import gzip
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from bench.field import DECLARED, SHAKY, SINK, VERSION, reset
+from tests.e2e.fuzz.field import DECLARED, SHAKY, SINK, VERSION, reset
 
 _MIB: Final = 2**20
 _MAX_HEAD_BYTES: Final = 128 * 1024
@@ -51,6 +51,13 @@ class Visit:
     async def send(self, data: bytes) -> None:
         self.writer.write(data)
         await self.writer.drain()
+
+    async def drip(self, head: bytes, pieces: Iterable[bytes], pause_s: float) -> None:
+        """Send piece by piece, as long as anybody reads."""
+        await self.send(b"HTTP/1.1 200 OK\r\n" + head)
+        for piece in pieces:
+            await self.send(piece)
+            await asyncio.sleep(pause_s)
 
     async def answer(self, body: bytes, status: str = "200 OK", headers: str = "") -> None:
         head = f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\n{headers}\r\n"
@@ -108,17 +115,6 @@ async def extreme_numbers(visit: Visit) -> None:
     )
 
 
-async def huge_page(visit: Visit) -> None:
-    """Megabytes of valid lines."""
-    await visit.behave(lambda: page(visit.name) * (4 * _MIB // 200))
-
-
-async def fat_page(visit: Visit) -> None:
-    """As many bytes as are read, each of which makes as much work and memory as it can."""
-    kind = visit.rng.randrange(_NUM_FAT)
-    await visit.behave(lambda: _fat_page(kind))
-
-
 @functools.cache
 def _fat_page(kind: int) -> bytes:
     num = 15 * _MIB // 2
@@ -169,39 +165,9 @@ async def false_counters(visit: Visit) -> None:
     await visit.behave(lambda: page(visit.name, lora=lines))
 
 
-async def too_large_page(visit: Visit) -> None:
-    """A length of gigabytes, of which some come."""
-    await visit.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9999999999\r\n\r\n")
-    await visit.send(b"a 1\n" * (_LONG_BYTES // 4))
-    await asyncio.sleep(2.0)
-
-
-async def one_long_line(visit: Visit) -> None:
-    """A page without a line's end, a list without one."""
-    await visit.answer(b'vllm:num_requests_running{model_name="' + b'\\"' * _MIB)
-
-
-async def slow_drip(visit: Visit) -> None:
-    """A byte at a time, with no end."""
-    await visit.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n")
-    for _ in range(50):
-        await visit.send(b"v")
-        await asyncio.sleep(0.2)
-
-
-async def never_ends(visit: Visit) -> None:
-    """Chunks, as long as anybody reads."""
-    await visit.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
-    for _ in range(_LONG_BYTES // 16_384):
-        await visit.send(b"4000\r\n" + b"x" * 16_384 + b"\r\n")
-        await asyncio.sleep(0.005)
-
-
-async def endless_head(visit: Visit) -> None:
-    """Headers, as long as anybody reads."""
-    await visit.send(b"HTTP/1.1 200 OK\r\n")
-    for number in range(2000):
-        await visit.send(b"x-%d: %s\r\n" % (number, b"y" * 500))
+async def resets(visit: Visit) -> None:
+    """Hangs up on everything."""
+    reset(visit.writer)
 
 
 async def garbage(visit: Visit) -> None:
@@ -212,37 +178,9 @@ async def garbage(visit: Visit) -> None:
     visit.writer.close()
 
 
-async def garbage_in_pages(visit: Visit) -> None:
-    """HTTP, but neither a page nor a list."""
-    kinds = (visit.rng.randbytes(5000), b"{" * 50_000, b"[" * 50_000, b'{"data":null}', b"null")
-    await visit.answer(visit.rng.choice(kinds))
-
-
-async def compressed(visit: Visit) -> None:
-    """A bomb that nobody asked for."""
-    await visit.answer(_bomb(), headers="content-encoding: gzip\r\n")
-
-
 @functools.cache
 def _bomb() -> bytes:
     return gzip.compress(bytes(64 * _MIB))
-
-
-async def resets(visit: Visit) -> None:
-    """Hangs up on everything."""
-    reset(visit.writer)
-
-
-async def silent(visit: Visit) -> None:
-    """Takes the question and says nothing."""
-    await asyncio.sleep(5.0)
-
-
-async def many_models(visit: Visit) -> None:
-    """Ten thousand adapters, others each time for half of them."""
-    run = visit.rng.randrange(1000)
-    names = (f"{visit.name}-{n if n % 2 else run * 10_000 + n}" for n in range(10_000))
-    await visit.behave(listed=lambda: models(list(names)))
 
 
 async def odd_models(visit: Visit) -> None:
@@ -254,24 +192,6 @@ async def odd_models(visit: Visit) -> None:
     ]
     entries += visit.rng.choice(([], [{"id": 5}], ["x"], [None], [{"id": "", "created": "now"}]))
     await visit.behave(listed=lambda: json.dumps({"data": entries}).encode())
-
-
-async def many_adapters(visit: Visit) -> None:
-    """Series of adapters that nobody has ever seen, new ones each time."""
-    start = visit.rng.randrange(10**6)
-    lines = (lora_line(f"{visit.name}-{start + n}", f"{1.7e9 + start}") for n in range(3000))
-    await visit.behave(lambda: page(visit.name, lora="".join(lines)))
-
-
-async def fast_errors(visit: Visit) -> None:
-    """500 at once."""
-    await visit.answer(b"no", "500 Internal Server Error")
-
-
-async def redirects(visit: Visit) -> None:
-    """Elsewhere: in a circle, or to where we should not go."""
-    where = visit.rng.choice((visit.path, "http://127.0.0.1:1/", "file:///etc/passwd", "//x"))
-    await visit.answer(b"", "302 Found", f"location: {where}\r\n")
 
 
 async def unasked_answers(visit: Visit) -> None:
@@ -319,6 +239,64 @@ async def hangs_on_checks(visit: Visit) -> None:
         await visit.behave()
 
 
+def _changing_names(visit: Visit) -> list[str]:
+    """Ten thousand adapters, others each time for half of them."""
+    run = visit.rng.randrange(1000)
+    return [f"{visit.name}-{n if n % 2 else run * 10_000 + n}" for n in range(10_000)]
+
+
+def _new_series(visit: Visit) -> str:
+    """Adapters that nobody has ever seen, new ones each time."""
+    start = visit.rng.randrange(10**6)
+    return "".join(lora_line(f"{visit.name}-{start + n}", f"{1.7e9 + start}") for n in range(3000))
+
+
+_ODD_PAGES: Final = (b"{" * 50_000, b"[" * 50_000, b'{"data":null}', b"null")
+_ELSEWHERE: Final = ("http://127.0.0.1:1/", "file:///etc/passwd", "//x")
+_CHUNK: Final = b"4000\r\n" + b"x" * 16_384 + b"\r\n"
+
+PODS: Final[Mapping[str, Answer]] = {
+    # As many bytes as are read, each of which makes as much work and memory as it can.
+    "fat_page": lambda visit: visit.behave(lambda: _fat_page(visit.rng.randrange(_NUM_FAT))),
+    # Megabytes of valid lines.
+    "huge_page": lambda visit: visit.behave(lambda: page(visit.name) * (4 * _MIB // 200)),
+    # A length of gigabytes, of which some come.
+    "too_large_page": lambda visit: visit.drip(
+        b"content-length: 9999999999\r\n\r\n", [b"a 1\n" * (_LONG_BYTES // 4)], 2.0
+    ),
+    # A page without a line's end, a list without one.
+    "one_long_line": lambda visit: visit.answer(
+        b'vllm:num_requests_running{model_name="' + b'\\"' * _MIB
+    ),
+    # A byte at a time; chunks, as long as anybody reads; headers likewise.
+    "slow_drip": lambda visit: visit.drip(b"content-length: 100000\r\n\r\n", [b"v"] * 50, 0.2),
+    "never_ends": lambda visit: visit.drip(
+        b"transfer-encoding: chunked\r\n\r\n", [_CHUNK] * (_LONG_BYTES // 16_384), 0.005
+    ),
+    "endless_head": lambda visit: visit.drip(
+        b"", (b"x-%d: %s\r\n" % (number, b"y" * 500) for number in range(2000)), 0.0
+    ),
+    # HTTP, but neither a page nor a list.
+    "garbage_in_pages": lambda visit: visit.answer(
+        visit.rng.choice((visit.rng.randbytes(5000), *_ODD_PAGES))
+    ),
+    # A bomb that nobody asked for.
+    "compressed": lambda visit: visit.answer(_bomb(), headers="content-encoding: gzip\r\n"),
+    # Takes the question and says nothing.
+    "silent": lambda _: asyncio.sleep(5.0),
+    "many_models": lambda visit: visit.behave(listed=lambda: models(_changing_names(visit))),
+    "many_adapters": lambda visit: visit.behave(lambda: page(visit.name, lora=_new_series(visit))),
+    "fast_errors": lambda visit: visit.answer(b"no", "500 Internal Server Error"),
+    # In a circle, or to where we should not go.
+    "redirects": lambda visit: visit.answer(
+        b"", "302 Found", f"location: {visit.rng.choice((visit.path, *_ELSEWHERE))}\r\n"
+    ),
+    **{each.__name__: each for each in (extreme_numbers, fat_list, false_counters, garbage)},
+    **{each.__name__: each for each in (odd_models, unasked_answers, takes_names, hangs_on_checks)},
+    "resets": resets,
+}
+
+
 async def takes_all(visit: Visit) -> None:
     """A good pod with one adapter, whose answers are tiny: where hostile clients' bodies go.
 
@@ -344,34 +322,17 @@ def shaky(status: str) -> Answer:
         else:
             reset(visit.writer)
 
-    fail.__name__ = f"shaky_{status.partition(' ')[0] or 'resets'}"
     return fail
 
 
-PODS: Final[tuple[Answer, ...]] = (
-    *(
-        fat_page,
-        fat_list,
-        false_counters,
-        extreme_numbers,
-        huge_page,
-        too_large_page,
-        one_long_line,
-        slow_drip,
-        never_ends,
-    ),
-    *(endless_head, garbage, garbage_in_pages, compressed, resets, silent, many_models),
-    *(odd_models, many_adapters, fast_errors, redirects, unasked_answers, takes_names),
-    hangs_on_checks,
-)
-SHAKY_PODS: Final[tuple[Answer, ...]] = tuple(
+SHAKY_PODS: Final[Mapping[str, Answer]] = {
     # A pod that answers 404 is as one that does not know the model.
-    shaky(status)
+    f"shaky_{status.partition(' ')[0] or 'resets'}": shaky(status)
     for status in (
         *("500 Internal Server Error", "503 Service Unavailable", "404 Not Found", ""),
         *("400 Bad Request", "401 Unauthorized", "200 OK"),
     )
-)
+}
 
 
 # ---- a pod
@@ -427,11 +388,11 @@ async def hostile_pods(num_each: int, seed: int) -> AsyncIterator[list[HostilePo
     if not num_each:
         yield []
         return
-    kinds = [*PODS * num_each, *SHAKY_PODS, takes_all]
+    kinds = [*PODS.items()] * num_each + [*SHAKY_PODS.items(), ("takes_all", takes_all)]
     async with AsyncExitStack() as stack:
         pods = []
-        for number, answer in enumerate(kinds):
-            pod = HostilePod(f"{answer.__name__}-{number}", answer, Random(f"{seed} {number}"))
+        for number, (name, answer) in enumerate(kinds):
+            pod = HostilePod(f"{name}-{number}", answer, Random(f"{seed} {number}"))
             server = await asyncio.start_server(pod.serve, "127.0.0.1", 0, limit=_MAX_HEAD_BYTES)
             stack.callback(server.close)
             pod.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"

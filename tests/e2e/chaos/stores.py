@@ -1,4 +1,4 @@
-"""Where `bench.adapterchaos` declares adapters, and what can go wrong there."""
+"""Where `tests.e2e.chaos.run` declares adapters, and what can go wrong there."""
 
 from __future__ import annotations
 

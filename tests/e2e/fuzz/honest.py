@@ -6,14 +6,13 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import Any, Final, NamedTuple
 
 import aiohttp
 
-from bench.field import DECLARED, HONEST, LONG, SHAKY
 from bench.figures import percentile
+from tests.e2e.fuzz.field import DECLARED, HONEST, LONG, SHAKY
 
 NUM_CLIENTS: Final = 10
 OK: Final = "ok"
@@ -36,34 +35,14 @@ class Asked(NamedTuple):
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """The results of one phase.
-
-    Attributes:
-        requests: Number of requests.
-        failures: By cause.
-        p50_ms: Median time to the response or the failure.
-        p99_ms: 99th percentile.
-    """
-
-    requests: int
-    failures: dict[str, int]
-    p50_ms: float
-    p99_ms: float
-
-
-def summarise(asked: Sequence[Asked], phase: str) -> Summary:
-    """Return the results of one phase; zeros without requests."""
+def summarise(asked: Sequence[Asked], phase: str) -> tuple[dict[str, float], dict[str, int]]:
+    """Return the figures of one phase, zeros without requests; and its failures by cause."""
     mine = [each for each in asked if each.phase == phase]
-    seconds = [each.seconds for each in mine] or [0.0]
+    ms = [each.seconds * 1e3 for each in mine] or [0.0]
     failures = Counter(each.cause for each in mine if each.cause != OK)
-    return Summary(
-        requests=len(mine),
-        failures=dict(failures.most_common()),
-        p50_ms=percentile(seconds, 50) * 1e3,
-        p99_ms=percentile(seconds, 99) * 1e3,
-    )
+    figures = {"requests": float(len(mine)), "failed": float(failures.total())}
+    times = {"p50 ms": percentile(ms, 50), "p99 ms": percentile(ms, 99)}
+    return figures | times, dict(failures.most_common())
 
 
 class HonestClients:

@@ -1,4 +1,4 @@
-"""The processes of a scenario: Envoy, a router, honest pods, attackers; and a watch over them."""
+"""The processes of a scenario: Envoy, a router, honest pods, attackers."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import yaml
 
-from bench.field import DECLARED, HONEST, LONG, SHAKY, VERSION
 from bench.figures import by_label, parse_counters
-from bench.fuzzattack import Plan, Tally
-from bench.fuzztokens import TOKEN_LINE
-from bench.processes import cpu_s, get, memory, waited_s
+from bench.processes import cpu_s, forget_peak, get, memory, waited_s
 from extproc.envoy.bootstrap import BootstrapOptions, render
 from extproc.lab.engine.profiles import INSTANT
 from extproc.lab.fakepod.config import PodConfig
 from extproc.stack.processes import ChildProcess, StackError
 from extproc.stack.stack import Stack
+from tests.e2e.fuzz.attack import Plan, Tally
+from tests.e2e.fuzz.field import DECLARED, HONEST, LONG, SHAKY, VERSION
+from tests.e2e.fuzz.tokens import TOKEN_LINE
 
 TOKEN_S: Final = 0.2
 """Of the pod whose answers take seconds."""
@@ -36,8 +36,8 @@ NUM_PLACES: Final = 32
 _NUM_LISTED: Final = 2000
 """More adapters of the pod of long answers. It is another one than the honest clients': a list of
 its own takes it tens of milliseconds."""
-_PARTS: Final = ("envoy", "router", "pods")
-_LOOK_S: Final = 0.1
+_MEASURED: Final = ("router", "envoy")
+_PARTS: Final = (*_MEASURED, "pods")
 _LOG_CHARS: Final = 3000
 _ENDS_WITHIN_S: Final = 60.0
 
@@ -125,6 +125,35 @@ class Target(Stack):
             used[f"{part} waits"] += waited_s(child.pid)
         return used
 
+    def forget_peaks(self) -> None:
+        """Have the peaks of memory begin anew."""
+        for name in _MEASURED:
+            forget_peak(self.children[name].pid)
+
+    def peaks_mb(self) -> dict[str, float]:
+        """The most memory that router and Envoy held since then."""
+        peaks = {name: memory(self.children[name].pid).peak_bytes for name in _MEASURED}
+        return {f"{name} MB": num_bytes / 1e6 for name, num_bytes in peaks.items()}
+
+    def log_bytes(self) -> int:
+        """What the router has logged."""
+        return self.routers[0].log_path.stat().st_size
+
+    def faults(self, max_rss_bytes: int) -> list[str]:
+        """Return which process has ended, or that the router holds too much: that ends it, too.
+
+        Resident memory, not address space: that of a Python process with threads is gigabytes that
+        nobody uses, so a limit of it (RLIMIT_AS) would say nothing of what the router keeps.
+        """
+        for name, child in self.children.items():
+            if not child.is_running:
+                return [f"{name} has died: {child.log[-_LOG_CHARS:]}"]
+        (router,) = self.routers
+        if (peak_bytes := memory(router.pid).peak_bytes) <= max_rss_bytes:
+            return []
+        router.send(signal.SIGKILL)
+        return [f"the router held {peak_bytes / 1e6:.0f} MB, its limit is {max_rss_bytes / 1e6} MB"]
+
 
 def _honest(name: str) -> PodConfig:
     """With places for what is declared beside what it has."""
@@ -158,7 +187,7 @@ class Attack(ChildProcess):
             StackError: It did not start.
         """
         self._began_s = time.monotonic()
-        self.spawn([sys.executable, "-m", "bench.fuzzattack", self._plan])
+        self.spawn([sys.executable, "-m", "tests.e2e.fuzz.attack", self._plan])
         self.addresses = msgspec.json.decode(await self.wait_until(self._said))["addresses"]
 
     async def _said(self) -> str:
@@ -179,53 +208,3 @@ class Attack(ChildProcess):
         if await self.stop(_ENDS_WITHIN_S):
             raise StackError(f"the attackers do not end well: {self.log[-_LOG_CHARS:]}")
         return msgspec.json.decode(await self._said(), type=Tally)
-
-
-@dataclass(slots=True)
-class Watch:
-    """Looks at the processes ten times a second; ends the router where it holds too much.
-
-    Resident memory, not address space: that of a Python process with threads is gigabytes that
-    nobody uses, so a limit of it (RLIMIT_AS) would say nothing of what the router keeps.
-
-    Attributes:
-        target: What is looked at.
-        max_rss_bytes: The router's limit.
-        faults: What went wrong; empty is good.
-        rss_bytes: The most that each held in the present phase: `router` and `envoy`.
-        has_faults: Set with the first of them.
-    """
-
-    target: Target
-    max_rss_bytes: int
-    faults: list[str] = field(default_factory=list)
-    rss_bytes: dict[str, int] = field(default_factory=dict)
-    has_faults: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def run(self) -> None:
-        """Look until something is wrong, or until cancelled."""
-        while not self.faults:
-            self._look()
-            await asyncio.sleep(_LOOK_S)
-        self.has_faults.set()
-
-    def begin_phase(self) -> None:
-        """Forget the most of the last phase."""
-        self.rss_bytes = {}
-
-    def _look(self) -> None:
-        for name, child in self.target.children.items():
-            if not child.is_running:
-                self.faults.append(f"{name} has died: {child.log[-_LOG_CHARS:]}")
-                return
-        for name in ("router", "envoy"):
-            now_bytes = memory(self.target.children[name].pid).now_bytes
-            self.rss_bytes[name] = max(self.rss_bytes.get(name, 0), now_bytes)
-        router = self.target.children["router"]
-        peak_bytes = memory(router.pid).peak_bytes
-        if peak_bytes > self.max_rss_bytes:
-            self.faults.append(
-                f"the router held {peak_bytes / 1e6:.0f} MB, its limit is "
-                f"{self.max_rss_bytes / 1e6:.0f} MB"
-            )
-            router.send(signal.SIGKILL)

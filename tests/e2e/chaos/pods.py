@@ -1,4 +1,4 @@
-"""Fake pods for `bench.adapterchaos`: killed, slow, lying, forgetful; and what they were asked."""
+"""Fake pods for `tests.e2e.chaos.run`: killed, slow, lying, forgetful; and what they were asked."""
 
 from __future__ import annotations
 

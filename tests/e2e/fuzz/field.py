@@ -7,7 +7,7 @@ import contextlib
 import json
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from random import Random
@@ -180,6 +180,15 @@ class Field:
             await asyncio.sleep(self.a_while_s())
         return "left"
 
+    async def drip(self, data: bytes, pieces: Iterable[bytes], pause_s: float) -> str:
+        """Send on a connection of its own, then piece by piece, and go."""
+        async with self.link() as link, asyncio.timeout(2 * self.hold_s):
+            await link.send(data)
+            for piece in pieces:
+                await link.send(piece)
+                await asyncio.sleep(pause_s)
+        return "left"
+
     async def say(self, data: bytes, port: int = 0, within_s: float | None = None) -> str:
         """Send on a connection of its own; whether the other side closes it."""
         async with self.link(port) as link:
@@ -201,6 +210,15 @@ class Field:
     ) -> str:
         """Send a whole request; the answer's status."""
         return await self.ask(head(len(body), path, headers, content_type=content_type) + body)
+
+
+Attack = Callable[[Field], Awaitable[str]]
+"""What one attacker does; returns what came of it."""
+
+
+def by_name(*attacks: Attack) -> dict[str, Attack]:
+    """Return functions by their names."""
+    return {each.__name__: each for each in attacks}
 
 
 def head(

@@ -1,4 +1,4 @@
-"""The attackers of a scenario, in a process of their own: `python -m bench.fuzzattack`.
+"""The attackers of a scenario, in a process of their own: `python -m tests.e2e.fuzz.attack`.
 
 One line says where the hostile pods listen. Then attackers of random kinds begin at a bounded rate,
 so many at once at most, until SIGTERM; a last line counts what came of each kind.
@@ -12,22 +12,20 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from random import Random
 
 import msgspec
 import uvloop
 
-from bench.field import Budget, Field
-from bench.fuzzclients import CLIENTS
-from bench.fuzzpeers import PEERS, WATCHERS
-from bench.fuzzpods import HostilePod, hostile_pods
-from bench.fuzztokens import TOKENS
 from bench.processes import raise_file_limit
+from tests.e2e.fuzz.clients import CLIENTS
+from tests.e2e.fuzz.field import Attack, Budget, Field
+from tests.e2e.fuzz.peers import PEERS, WATCHERS
+from tests.e2e.fuzz.pods import HostilePod, hostile_pods
+from tests.e2e.fuzz.tokens import TOKENS
 from tests.waiting import beside
-
-Attack = Callable[[Field], Awaitable[str]]
 
 SIDES = {"client": CLIENTS, "peer": PEERS, "watcher": WATCHERS, "token": TOKENS}
 # Each kind of client comes as often as two of the others: there are more of them in the world.
@@ -94,6 +92,11 @@ class Tally:
         """Attacks."""
         return sum(self.begun.values())
 
+    def figures(self, seconds: float) -> dict[str, float]:
+        """Return figures of so long an attack, by name."""
+        sent = {"attacks/s": self.num_begun / seconds, "MB/s": self.num_bytes / seconds / 1e6}
+        return {**sent, "at once": float(self.most_at_once)}
+
 
 def choices(kinds: Sequence[str]) -> list[tuple[str, Attack]]:
     """Kinds by name, as often as they come; all where none is named.
@@ -102,9 +105,9 @@ def choices(kinds: Sequence[str]) -> list[tuple[str, Attack]]:
         ValueError: No such kind.
     """
     every: list[tuple[str, Attack]] = [
-        (f"{side}/{attack.__name__}", attack)
+        (f"{side}/{name}", attack)
         for side, attacks in SIDES.items()
-        for attack in attacks
+        for name, attack in attacks.items()
         for _ in range(_WEIGHTS[side])
     ]
     wanted = [each for each in every if not kinds or each[0] in kinds]
