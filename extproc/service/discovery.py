@@ -79,7 +79,7 @@ class EndpointList:
         for each in self._followers:
             each.set_endpoints(endpoints)
         self._on_change()
-        log.info("endpoints: %d", len(endpoints))
+        log.info("pods: %d", len(endpoints))
 
     def warnings(self) -> list[str]:
         """Return which endpoints are left out, for people; empty where none is."""
@@ -225,8 +225,8 @@ class Discovery:
 
 
 def _log_failure(message: str) -> None:
-    log.error("endpoints: %s", message)
+    log.error("pods: %s", message)
 
 
 def _log_recovery() -> None:
-    log.info("endpoints: discovery works again")
+    log.info("pods: discovery works again")
