@@ -76,7 +76,7 @@ class EndpointList:
         for each in self._followers:
             each.set_endpoints(endpoints)
         self._on_change()
-        log.info("endpoints: %d", len(endpoints))
+        log.info("pods: %d", len(endpoints))
 
     def add_metrics(self, meters: Meters) -> None:
         """Register how many endpoints are left out."""

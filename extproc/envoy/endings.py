@@ -189,10 +189,10 @@ class Endings:
                 why = (
                     "" if change.is_recovered else ": the limit of ejections leaves no room for it"
                 )
-                log.info("endpoint %s may serve again%s", change.address, why)
+                log.info("pod %s may serve again%s", change.address, why)
             else:
                 address, cause = change.address, change.cause
-                log.warning("endpoint %s ejected for %g s: %s", address, change.for_s, cause)
+                log.warning("pod %s ejected for %g s: %s", address, change.for_s, cause)
 
 
 def _hosts(hosts: list[str]) -> str:

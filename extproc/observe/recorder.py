@@ -113,7 +113,7 @@ class Recorder:
 
     def eds_refused(self, message: str) -> None:
         """Record that Envoy refused the endpoints."""
-        log.error("Envoy refused the endpoints: %s", message)
+        log.error("Envoy refused the pods: %s", message)
         self.telemetry.eds_refused()
 
     def given_up(self, picks: Sequence[Pick]) -> None:

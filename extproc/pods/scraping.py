@@ -157,7 +157,7 @@ class Pods:
         self._recorder.scraped(duration_s)
         if report.unreadable and address not in self._damaged:
             self._damaged.add(address)
-            log.warning("endpoint %s: metrics without a line: %s", address, report.unreadable)
+            log.warning("pod %s: metrics without a line: %s", address, report.unreadable)
         if self._pool.record_report(
             address,
             report,
@@ -166,7 +166,7 @@ class Pods:
             next_s=self.pace.interval_s,
             rest_s=rest_s,
         ):
-            log.info("endpoint %s has restarted", address)
+            log.info("pod %s has restarted", address)
             self._models.poke(address)
         lost = self._accounting.reconcile(address, now=taken_at_s)
         if lost:
@@ -174,7 +174,7 @@ class Pods:
         self.losses.answered(address, Part.REPORTS, now=taken_at_s)
 
     def _on_scrape_failure(self, address: str, error: str, is_unreachable: bool) -> None:
-        log.debug("endpoint %s: metrics: %s", address, error)
+        log.debug("pod %s: metrics: %s", address, error)
         self._recorder.scrape_failed(address)
         self._pool.record_late(address)
         self.losses.failed(address, Part.REPORTS, error, now=self._clock())
@@ -192,7 +192,7 @@ class Pods:
         self._asked(address, has_listed=True)
 
     def _on_models_failure(self, address: str, error: str, is_unreachable: bool) -> None:
-        log.debug("endpoint %s: models: %s", address, error)
+        log.debug("pod %s: models: %s", address, error)
         self._pool.record_silence(address)
         self._scraper.surprised(address)
         self.losses.failed(address, Part.MODELS, error, now=self._clock())
@@ -208,14 +208,14 @@ class Pods:
     def _on_health(self, address: str, is_dead: bool, asked_at_s: float) -> None:
         if self._pool.record_health(address, is_dead=is_dead, asked_at_s=asked_at_s):
             what = "stopped: it gets no requests until that changes" if is_dead else "running again"
-            log.warning("endpoint %s: its engine is, by its /health, %s", address, what)
+            log.warning("pod %s: its engine is, by its /health, %s", address, what)
 
     def _on_version(self, address: str, version: str, asked_at_s: float) -> None:
         self._pool.record_version(address, version, asked_at_s=asked_at_s)
         state = self._pool.pod_state(address, now=asked_at_s)
         if state is not None and state.unsafe_version:
             log.warning(
-                "endpoint %s: version %s answers running requests with another adapter's weights "
+                "pod %s: version %s answers running requests with another adapter's weights "
                 "when an adapter is loaded, so none is loaded while it has requests "
                 "(docs/model-server.md)",
                 address,

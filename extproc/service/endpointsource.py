@@ -49,8 +49,8 @@ def make_source(
         source = kind(
             **fields,
             on_endpoints=on_endpoints,
-            on_failure=lambda message: log.error("endpoints: %s", message),
-            on_recovery=lambda: log.info("endpoints: discovery works again"),
+            on_failure=lambda message: log.error("pods: %s", message),
+            on_recovery=lambda: log.info("pods: discovery works again"),
             clock=clock,
             scheme=scheme,
         )

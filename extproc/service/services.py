@@ -127,7 +127,7 @@ class Services:
 
 
 def _on_unusable(address: str) -> None:
-    log.error("endpoint %s left out of EDS: not ip:port", address)
+    log.error("pod %s left out of EDS: not ip:port", address)
 
 
 def _marks(config: Config, routing: Routing, router_id: str, clocks: Clocks) -> Marks:

@@ -180,8 +180,8 @@ def test_an_ejection_and_its_end_are_logged_once(caplog: pytest.LogCaptureFixtur
         scene.endings.tick(now=1.0)
 
     assert [record.message for record in caplog.records] == [
-        f"endpoint {address(1)} ejected for 5 s: unreachable",
-        f"endpoint {address(1)} may serve again",
+        f"pod {address(1)} ejected for 5 s: unreachable",
+        f"pod {address(1)} may serve again",
     ]
 
 
@@ -197,7 +197,7 @@ def test_an_ejection_that_ends_for_lack_of_room_is_logged_as_such(
     scene.endings.tick(now=1.0)
 
     why = "the limit of ejections leaves no room for it"
-    assert caplog.messages[1:] == [f"endpoint {address(1)} may serve again: {why}"]
+    assert caplog.messages[1:] == [f"pod {address(1)} may serve again: {why}"]
 
 
 def test_picks_without_a_reported_end_count_as_expired() -> None:

@@ -210,7 +210,7 @@ def test_decisions_are_explained_newest_first() -> None:
             "path": "/p",
             "status": 429,
             "reason": "saturated",
-            "text": "Rejected with 429 saturated for b, retry after 2 s: Every endpoint that "
+            "text": "Rejected with 429 saturated for b, retry after 2 s: Every pod that "
             "serves this model is saturated. Retry later.",
             "end": "",
         },

@@ -73,7 +73,7 @@ async def test_a_pod_that_does_not_respond_delays_readiness_for_a_limited_time(
             after = await clients.route(service.channel, "a")
 
     assert before == (grpc.StatusCode.UNAVAILABLE, False)
-    assert reasons[0].startswith("endpoints not asked yet: ")
+    assert reasons[0].startswith("pods not asked yet: ")
     assert after.destination == pods[0].address
 
 
@@ -88,7 +88,7 @@ async def test_pods_that_refuse_to_list_their_models_delay_readiness_too(
 
         async def has_been_asked() -> bool:
             health = await service.admin("/healthz")
-            return bool(health.get("reasons") == ["no endpoint has answered yet"])
+            return bool(health.get("reasons") == ["no pod has answered yet"])
 
         await eventually(has_been_asked)
 

@@ -101,7 +101,7 @@ async def test_pods_come_and_go_with_the_endpoints_file(
         endpoints.write_text(f"- {pods[0].address}\n- {pods[1].address}\n")
         await eventually(lambda: knows(service, 2))
         endpoints.write_text("not: a list\n")
-        await eventually(lambda: f"endpoints: {endpoints}: " in caplog.text)
+        await eventually(lambda: f"pods: {endpoints}: " in caplog.text)
         assert await knows(service, 2)
         endpoints.write_text("[]")
         await eventually(lambda: knows(service, 0))
@@ -187,7 +187,7 @@ def test_which_endpoints_are_left_out_is_said_once_for_each_change(
     endpoints, all_three = endpoint_list(1), [Endpoint(address(number)) for number in (3, 2, 1)]
     endpoints.set(all_three)
     endpoints.set(all_three[::-1])
-    told = [each for each in caplog.messages if "pods" in each]
+    told = [each for each in caplog.messages if "pods get no requests" in each]
     warned = endpoints.warnings()
     endpoints.set(all_three[2:])
 

@@ -151,7 +151,7 @@ async def test_a_source_that_fails_and_its_recovery_are_logged_once(
     def said_of_it() -> list[str]:
         found = [each for each in caplog.records if each.name == "extproc.service.endpointsource"]
         said = [f"{each.levelname} {each.getMessage()}" for each in found]
-        return [line for line in said if line != "INFO endpoints: 0"]
+        return [line for line in said if line != "INFO pods: 0"]
 
     async with serving(configuration([], discovery=discovery)):
         for text in ("[what]", "[]"):
@@ -164,5 +164,5 @@ async def test_a_source_that_fails_and_its_recovery_are_logged_once(
             await eventually(has_said_more)
 
     failure, recovery = said_of_it()
-    assert failure.startswith(f"ERROR endpoints: {file}: ")
-    assert recovery == "INFO endpoints: discovery works again"
+    assert failure.startswith(f"ERROR pods: {file}: ")
+    assert recovery == "INFO pods: discovery works again"
