@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from time import process_time
 
+from extproc.fleet.endpointstate import EndpointState
 from extproc.fleet.peerpicks import pick_ids
-from extproc.fleet.pool import InFlight, PoolSettings
-from extproc.fleet.tracked import Tracked
+from extproc.fleet.pool import InFlight
 from extproc.observe.observers import Observers
 from extproc.peers.adapterpeers import AdapterPeers, AdapterUpdate
 from extproc.peers.encoding import PickUpdate
@@ -74,7 +74,7 @@ class Peer:
         """Pick a pod for a request."""
         request = RequestInfo(adapter, adapter, body_bytes=_BODY_BYTES)
         pick = Pick(self._next_id(), request, (address,), "bench", "told")
-        flight = InFlight(pick, self._clock(), Tracked(Endpoint(address), PoolSettings(), {}))
+        flight = InFlight(pick, self._clock(), pod=EndpointState(Endpoint(address), {}))
         self._telling.started(flight, is_new=True)
         self._in_flight.append(flight)
 

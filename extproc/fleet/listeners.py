@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from extproc.fleet.tracked import InFlight
+from extproc.fleet.endpointstate import InFlight
 from extproc.types import RequestInfo
 
 

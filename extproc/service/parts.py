@@ -158,7 +158,7 @@ class Parts:
             on_entries=self.services.completions.record_relayed,
             on_lost=endings.lost_link,
             num_losses=endings.num_losses,
-            on_num_routers=routing.pool.set_num_routers,
+            on_num_routers=routing.pool.flights.set_num_routers,
             on_garbage=recorder.telemetry.access_log_garbage,
             observers=observers,
             clocks=clocks,

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from extproc.adapters.declared import Declaration
 from extproc.fleet.evidence import Evidence
-from extproc.fleet.tracked import MAX_SILENCES
+from extproc.fleet.listedmodels import MAX_SILENCES
 from extproc.queue import Ticket
 from extproc.routing.modelroutes import ModelRoute
 from extproc.routing.policies import BUILT_IN
