@@ -6,15 +6,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from time import process_time
 
-from extproc.fleet.endpointstate import EndpointState
-from extproc.fleet.peerpicks import pick_ids
-from extproc.fleet.pool import InFlight
 from extproc.observe.observers import Observers
 from extproc.peers.adapterpeers import AdapterPeers, AdapterUpdate
 from extproc.peers.encoding import PickUpdate
 from extproc.peers.links import Links, PeersService
 from extproc.peers.relay import Relay
 from extproc.peers.telling import FLUSH_S, Hearing, Telling
+from extproc.pods.endpointstate import EndpointState
+from extproc.pods.peerpicks import pick_ids
+from extproc.pods.pool import InFlight
 from extproc.routing.router import Router
 from extproc.types import Endpoint, Pick, RequestInfo
 from extproc.wire.rpc import Call, Code, Method, Session

@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from extproc.fleet.picksums import BEGAN, PlaceSum, Sums
 from extproc.gen import peers_pb2
 from extproc.peers.adapterpeers import AdapterUpdate
 from extproc.peers.encoding import PickUpdate, encode
 from extproc.peers.links import Links, PeersService
 from extproc.peers.relay import Relay, RelaySettings
+from extproc.pods.picksums import BEGAN, PlaceSum, Sums
 from extproc.wire.rpc import Call, Code, Session
 from tests.builders import Clock
 from tests.wire.fake_call import FakeCall, begin
