@@ -71,7 +71,7 @@ class PodLoad:
         """
         prompts, adapters = self.prompts, self.adapters
         if now - at_s <= MAX_AGE_S:  # an older one has been sent before, over another link
-            self.kv_cache.computed_bytes += num * num_bytes
+            self.kv_cache.compute(num * num_bytes)
         load_s = 0.0
         if adapter is not None and adapter not in adapters.residency.in_flight:
             load_s = prompts.costs.load_s(adapter, adapters.seen[0], adapters.seen[1])
