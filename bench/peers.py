@@ -12,9 +12,9 @@ from extproc.peers.encoding import PickUpdate
 from extproc.peers.links import Links, PeersService
 from extproc.peers.relay import Relay
 from extproc.peers.telling import FLUSH_S, Hearing, Telling
+from extproc.pods.endpointstate import EndpointState
 from extproc.pods.peerpicks import pick_ids
-from extproc.pods.pool import InFlight, PoolSettings
-from extproc.pods.tracked import Tracked
+from extproc.pods.pool import InFlight
 from extproc.routing.router import Router
 from extproc.types import Endpoint, Pick, RequestInfo
 from extproc.wire.rpc import Call, Code, Method, Session
@@ -74,7 +74,7 @@ class Peer:
         """Pick a pod for a request."""
         request = RequestInfo(adapter, adapter, body_bytes=_BODY_BYTES)
         pick = Pick(self._next_id(), request, (address,), "bench", "told")
-        flight = InFlight(pick, self._clock(), Tracked(Endpoint(address), PoolSettings(), {}))
+        flight = InFlight(pick, self._clock(), pod=EndpointState(Endpoint(address), {}))
         self._telling.started(flight, is_new=True)
         self._in_flight.append(flight)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from extproc.pods.endpointstate import EndpointState
 from extproc.pods.picksums import PickSums, Sums
-from extproc.pods.pool import InFlight, Pool, PoolSettings
-from extproc.pods.tracked import Tracked
+from extproc.pods.pool import InFlight, Pool
 from extproc.types import Endpoint
 from tests.builders import address, pick, request
 
@@ -17,7 +17,7 @@ class OtherRouter:
     def __init__(self, pool: Pool, id: str = "x", *, now: float = 0.0) -> None:
         self._pool, self.id = pool, id
         self._sums = PickSums()
-        self._at: dict[str, Tracked] = {}
+        self._at: dict[str, EndpointState] = {}
         self.flights: dict[str, InFlight] = {}
         self.is_lost = False
         self.tell_whole(now=now)
@@ -34,7 +34,7 @@ class OtherRouter:
     ) -> None:
         """Send a request to an endpoint."""
         made = pick(f"{self.id}-{id}", number, info=request(adapter, **info))
-        flight = self.flights[id] = InFlight(made, now, self._tracked(address(number)))
+        flight = self.flights[id] = InFlight(made, now, pod=self._pod(address(number)))
         self._sums.began(flight, tokens)
         self._tell(now)
 
@@ -46,7 +46,7 @@ class OtherRouter:
     def move(self, id: str, number: int, *, now: float = 0.0) -> None:
         """Have a request be at another endpoint."""
         before = self.flights[id]
-        moved = InFlight(before.pick, before.started_at_s, self._tracked(address(number)))
+        moved = InFlight(before.pick, before.started_at_s, pod=self._pod(address(number)))
         self.flights[id] = moved
         self._sums.ended(before, has_run=False)
         self._sums.began(moved, 0.0)
@@ -70,7 +70,7 @@ class OtherRouter:
         assert sums is not None
         self.say(sums, now=now)
 
-    def _tracked(self, where: str) -> Tracked:
+    def _pod(self, where: str) -> EndpointState:
         if where not in self._at:
-            self._at[where] = Tracked(Endpoint(where), PoolSettings(), {})
+            self._at[where] = EndpointState(Endpoint(where), {})
         return self._at[where]

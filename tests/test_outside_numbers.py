@@ -116,7 +116,7 @@ class Service:
         )  # fmt: skip
         self.router = router
         self.feed = LiveFeed(
-            about={}, snapshot=self.snapshot, queue=dict, registry=lambda: self.pool.registry,
+            about={}, snapshot=self.snapshot, queue=dict, registry=lambda: self.pool.models.by_name,
             decisions=self.decisions, telemetry=self.telemetry, attainment=self.attainment,
             knows_times=lambda: True, health=list, policy=lambda: policy, clock=lambda: self.now,
             slow=SlowPods(self.pool.group_of), wall_clock=lambda: 1_700_000_000.0,

@@ -89,7 +89,7 @@ class Endings:
         flight = self.accounting.finish(pick, end, now=now)
         if flight is None:
             return False
-        address, is_unknown = flight.tracked.endpoint.address, end.outcome is Outcome.UNKNOWN
+        address, is_unknown = flight.pod.address, end.outcome is Outcome.UNKNOWN
         if end.verdict is Evidence.NOT_FOUND and pick.request.model:
             self.pods.look(address)
         elif is_unknown or (end.verdict in FAILURES and end.outcome is not Outcome.COMPLETED):

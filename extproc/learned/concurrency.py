@@ -70,13 +70,6 @@ class Room:
         limit: Requests that its engine runs at a time; None for not known.
     """
 
-    __slots__ = (
-        *("_asked_s", "_before_s", "_full_s", "_mean_late", "_most_new", "_most_new_s"),
-        *("_most_open", "_moved_s", "_num_deferred", "_num_due", "_num_new", "_num_seen"),
-        *("_num_young", "_report", "_shown", "_step", "_took_s", "_took_s2", "_waited_s"),
-        *("_waiting", "limit"),
-    )
-
     def __init__(self) -> None:
         self.limit: int | None = None
         self._waiting: deque[int] = deque(maxlen=NUM_WAITING)  # that ran while others waited
@@ -189,15 +182,10 @@ class Room:
         Where nobody knows for how many it has room, it gets some until its next report, whatever
         that shows.
         """
-        most = max_in_flight
-        if most is None:
-            if self.limit is None:
-                return not is_known or self._num_new < self._most_open
-            most = self.limit + self.num_spare
-        if is_known:  # written out: every request comes here twice
-            num_shown = self._num_seen + self._num_young
-            num_known = (num_known if num_known < num_shown else num_shown) - self._num_deferred
-        return num_known < most
+        most, num_there = self.places(num_known, max_in_flight, is_known=is_known)
+        if most == inf:
+            return not is_known or self._num_new < self._most_open
+        return num_there < most
 
     @property
     def num_spare(self) -> int:
@@ -282,11 +270,6 @@ class Fullness:
     Attributes:
         limit: Unfinished requests that it takes; None for not known.
     """
-
-    __slots__ = (
-        *("_half", "_has_grown", "_hold_s", "_known", "_open", "_shown", "_shown_before"),
-        *("_since_s", "_step", "limit"),
-    )
 
     def __init__(self) -> None:
         self.limit: int | None = None

@@ -58,11 +58,6 @@ class Decoding:
         unseen_s: Time since the last window in which requests ran and could not be counted.
     """
 
-    __slots__ = (
-        *("_alone_s", "_at_s", "_busy_s", "_last", "_num_windows", "_progress", "_request_s"),
-        *("_tokens", "learned", "unseen_s"),
-    )
-
     def __init__(self) -> None:
         self.learned: Decode | None = None
         self.unseen_s = 0.0

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from math import ceil, exp, inf
-from typing import Final, NamedTuple
+from typing import Final
 
 from extproc.types import LoadReport
 
@@ -47,32 +47,6 @@ _FEW: Final = 0.1
 """Requests that are none: of a rate that has nearly faded away."""
 
 
-class Known(NamedTuple):
-    """Knowledge of a pod when a report has been recorded.
-
-    Attributes:
-        num: Requests there, of this router and as told by others.
-        num_picks: That were ever counted there.
-        adapters: Of the requests.
-        token_s: Mean time per output token; 0 for not known.
-        is_doubtful: By its reports, it has requests of nobody known for some time, or the reports
-            are old.
-        stood_s: Time for which nothing has moved that moves with work.
-        unseen_s: Time in which requests ran and did not show what a token takes, as reports were
-            further apart than requests are long.
-        limit: Requests that it runs at a time, configured or learned; None for neither.
-    """
-
-    num: int
-    num_picks: int
-    adapters: Container[str]
-    token_s: float
-    is_doubtful: bool
-    stood_s: float
-    unseen_s: float
-    limit: int | None
-
-
 class Expected:
     """Expectations of one pod's reports.
 
@@ -80,20 +54,6 @@ class Expected:
         is_met: Its last report said so.
         most: Requests known to be there that are no surprise until the next one.
     """
-
-    __slots__ = (
-        "_at_s",
-        "_is_awaited",
-        "_most",
-        "_num_first_tokens",
-        "_num_known",
-        "_num_picks",
-        "_per_s",
-        "_token_s",
-        "_waited_at_s",
-        "is_met",
-        "most",
-    )
 
     def __init__(self) -> None:
         self.is_met = self._is_awaited = False  # the next one was said to be due
@@ -110,13 +70,41 @@ class Expected:
         """Record that something else has happened there."""
         self.is_met = False
 
-    def reported(self, report: LoadReport, known: Known, *, now: float, is_new: bool) -> None:
-        """Judge a report that has been recorded; `is_new` if its process or adapters are."""
-        has_strangers = self._count(known, report.num_first_tokens, now)
+    def reported(
+        self,
+        report: LoadReport,
+        *,
+        now: float,
+        is_new: bool,
+        num_known: int,
+        num_picks: int,
+        adapters: Container[str],
+        token_s: float,
+        is_doubtful: bool,
+        stood_s: float,
+        unseen_s: float,
+        limit: int | None,
+    ) -> None:
+        """Judge a report that has been recorded.
+
+        Args:
+            is_new: Its process or adapters are.
+            num_known: Requests there, of this router and as told by others.
+            num_picks: That were ever counted there.
+            adapters: Of the requests.
+            token_s: Mean time per output token; 0 for not known.
+            is_doubtful: By its reports, it has requests of nobody known for some time, or the
+                reports are old.
+            stood_s: Time for which nothing has moved that moves with work.
+            unseen_s: Time in which requests ran and did not show what a token takes, as reports
+                were further apart than requests are long.
+            limit: Requests that it runs at a time, configured or learned; None for neither.
+        """
+        has_strangers = self._count(num_known, num_picks, report.num_first_tokens, now)
         self._is_awaited = False
         if is_new:
             self._most = 0
-        token_s, self._token_s = self._token_s, known.token_s
+        token_before_s, self._token_s = self._token_s, token_s
         if is_new or not report.has_counts or report.is_asleep:
             self.is_met = False
             return
@@ -126,19 +114,19 @@ class Expected:
         else:
             self._most = max(self._most, num_running)
         num_there = num_running + num_waiting
-        self.most = self._most if known.limit is None else known.limit
+        self.most = self._most if limit is None else limit
         if report.kv_usage_ratio:
             self.most = min(self.most, num_there * FULL_RATIO / report.kv_usage_ratio)
-        self.most += max(0, known.num - num_there)  # ended, or about to begin
+        self.most += max(0, num_known - num_there)  # ended, or about to begin
         self.is_met = (
-            known.num - self._num_unheard() <= num_there <= known.num
-            and not (has_strangers or known.is_doubtful)
+            num_known - self._num_unheard() <= num_there <= num_known
+            and not (has_strangers or is_doubtful)
             and now - self._waited_at_s >= WAITED_S
-            and not (num_there and any(a not in known.adapters for a in report.active_adapters))
+            and not (num_there and any(a not in adapters for a in report.active_adapters))
             and (report.kv_usage_ratio or 0.0) < FULL_RATIO
-            and not (num_there and known.stood_s > STILL_S)
-            and known.unseen_s <= UNSEEN_S
-            and not (token_s and known.token_s > MAX_RISE * token_s)
+            and not (num_there and stood_s > STILL_S)
+            and unseen_s <= UNSEEN_S
+            and not (token_before_s and token_s > MAX_RISE * token_before_s)
         )
 
     def is_due(self, num_known: int, *, has_many: bool) -> bool:
@@ -153,17 +141,19 @@ class Expected:
         """Return how many requests may have ended without our knowledge."""
         return ceil(self._per_s * HEARD_S - _FEW)
 
-    def _count(self, known: Known, num_first_tokens: int | None, now: float) -> bool:
+    def _count(
+        self, num_known: int, num_picks: int, num_first_tokens: int | None, now: float
+    ) -> bool:
         """Count what began and ended since the last report; return whether more had a first token
         than could have."""
-        begun = known.num_picks - self._num_picks
-        ended = self._num_known + begun - known.num
+        begun = num_picks - self._num_picks
+        ended = self._num_known + begun - num_known
         if self._at_s is not None and now > self._at_s:
             seconds = now - self._at_s
             kept = exp(-seconds / _RATE_S)
             self._per_s = kept * self._per_s + (1 - kept) * (begun + abs(ended)) / seconds
         most, before = self._num_known + begun, self._num_first_tokens
-        self._at_s, self._num_picks, self._num_known = now, known.num_picks, known.num
+        self._at_s, self._num_picks, self._num_known = now, num_picks, num_known
         self._num_first_tokens = num_first_tokens
         if before is None or num_first_tokens is None:
             return False

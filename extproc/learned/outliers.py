@@ -181,8 +181,7 @@ class Outliers:
         `num_bytes` the length of what it has served. It was sent at `sent_at_s`; `outlived_s` is
         when the newest one was sent that is in flight there and was sent before.
         """
-        record = self._records.get(address)
-        if record is None:
+        if (record := self._records.get(address)) is None:
             return
         ended_s = now if ended_s is None else ended_s
         if (
@@ -241,8 +240,7 @@ class Outliers:
         outlived_s: float = -inf,
     ) -> None:
         """Record a 404 of its own to a request for a model; `record_models` tells what it shows."""
-        record = self._records.get(address)
-        if record is None:
+        if (record := self._records.get(address)) is None:
             return
         record.doubts.append(_Doubt(model, like, ended_s, trial, sent_at_s, outlived_s))
         if len(record.doubts) > MAX_DOUBTS:

@@ -59,11 +59,6 @@ class Prompts:
         sent_bytes: Of all that were ever sent.
     """
 
-    __slots__ = (
-        *("_ahead", "_ahead_bytes", "_ahead_s", "_first_tokens", "_num_counted", "_sent"),
-        *("costs", "done_s", "sent_bytes"),
-    )
-
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
         self.done_s = -inf

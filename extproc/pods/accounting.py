@@ -30,6 +30,7 @@ from extproc.paths import FIRST_TOKEN_PATHS, GENERATING_PATHS, NO_PATH, RESPONSE
 from extproc.pods.accesslogs import AccessLogs
 from extproc.pods.flights import Trust
 from extproc.pods.peerpicks import router_of
+from extproc.pods.podrequests import Flight
 from extproc.pods.pool import InFlight, Pool
 from extproc.pods.servers import Servers
 from extproc.reports.orca import parse_orca
@@ -234,7 +235,7 @@ class Accounting:
     def _make_trust(self) -> Trust:
         settings, logs = self._settings, self.logs
 
-        def whole_from_s(flight: InFlight, now: float) -> float:
+        def whole_from_s(flight: Flight, now: float) -> float:
             return logs.whole_from_s(flight.pick.request._envoy, flight.started_at_s, now=now)
 
         fixed_s = _FIXED.get(settings.source)
@@ -269,15 +270,15 @@ class Accounting:
         )
         if flight is None:
             return None
-        tracked, request = flight.tracked, flight.pick.request
+        pod, request = flight.pod, flight.pick.request
         self.logs.heard(request._envoy, log, now=now)
         first_s, streamed_s = first_token_s(completion, request.path), None
-        is_here = completion.attempts <= 1 and address == tracked.address
+        is_here = completion.attempts <= 1 and address == pod.address
         if first_s is not None and verdict is not _FAILED and is_here:
             assert completion.duration_s is not None  # it was streamed
             streamed_s = completion.duration_s - first_s
             # A request may be longer than what was seen of it.
-            if request._is_whole and flight.group == tracked.group:
+            if request._is_whole and flight.group == pod.group:
                 self._learn(flight, first_s - (flight.started_at_s - request.arrived_at_s))
         load = parse_orca(completion.orca) if completion.orca else None
         if load is not None:
@@ -289,12 +290,12 @@ class Accounting:
 
     def _learn(self, flight: InFlight, ttft_s: float) -> None:
         """Learn from the time that an endpoint took from a pick to its first token."""
-        pool, tracked, sent_at_s = self._pool, flight.tracked, flight.started_at_s
-        tracked.had_first_token(flight, sent_at_s + ttft_s)
+        pool, pod, sent_at_s = self._pool, flight.pod, flight.started_at_s
+        pod.ours.had_first_token(flight, sent_at_s + ttft_s)
         if flight.place is not None:
-            pool.caches.of(tracked).record_first_token(flight.place, ttft_s)
+            pool.caches.of(pod).record_first_token(flight.place, ttft_s)
         if flight.probe is not None:
-            pool.speeds.record_first_token(tracked, flight.probe, sent_at_s, ttft_s)
+            pool.speeds.record_first_token(pod, flight.probe, sent_at_s, ttft_s)
 
     def is_ours(self, pick_id: str) -> bool:
         """Return whether a pick is one of this router's."""
@@ -332,7 +333,7 @@ class Accounting:
                 return num_bytes / BYTES_PER_TOKEN
             if request.path != RESPONSES_PATH:  # whose bytes say nothing of tokens
                 return None
-        tokens = flight.tracked.decoding.tokens_between(since_s, ended_s)
+        tokens = flight.pod.reports.decoding.tokens_between(since_s, ended_s)
         if streamed_s is None:
             return _bounded(flight, tokens, ended_s - since_s)
         num_tokens = None if tokens is None else (1 + tokens) * request.num_sequences
@@ -366,19 +367,19 @@ class Accounting:
             num_bytes=end.num_bytes,
         )
         if flight is not None and end.outcome is Outcome.COMPLETED:
-            flight.tracked.served_s = max(flight.tracked.served_s, flight.started_at_s)
+            flight.pod.ours.served(flight.started_at_s)
         return flight
 
     def is_unreachable(self, address: str) -> bool:
         """Return whether the last call of ours could not connect to an endpoint of the pool."""
-        return self._pool.is_unreachable(address)
+        return (pod := self._pool.find(address)) is not None and pod.health.is_unreachable
 
     def served(self, pick: Pick, address: str, *, now: float) -> None:
         """Record which endpoint served a pick according to the data plane; move the pick there."""
         pool = self._pool
         if address != pick.address:
             pool.flights.move(pick.id, address, now=now)
-        self.servers.record(pick, address, is_known=pool.has(address))
+        self.servers.record(pick, address, is_known=pool.find(address) is not None)
 
     def reconcile(self, address: str, *, now: float) -> list[InFlight]:
         """End the picks that the endpoint's last report does not account for; return them."""
@@ -422,7 +423,7 @@ def _was_given_up(completion: Completion) -> bool:
 def _bounded(flight: InFlight, num_tokens: float | None, seconds: float) -> float | None:
     """Return the tokens that a request got at most in so many seconds, where so many came to others
     that ran there meanwhile; None where that is not known either."""
-    request, decode = flight.pick.request, flight.tracked.decoding.learned
+    request, decode = flight.pick.request, flight.pod.reports.decoding.learned
     if num_tokens is None:
         if decode is None:
             return None

@@ -32,26 +32,35 @@ _read_only = MappingProxyType
 MAX_MODELS = 16_384
 """Models whose endpoints are remembered, until an endpoint's list changes."""
 _NO_ROWS: Mapping[int, int] = {}
+_NO_FIELDS: Mapping[str, Any] = {}
 _NONE: Set[int] = frozenset()
 _FEW = 4
 """Rows that a decision looks at because an adapter is loaded there."""
 
 
-class Source(Protocol):
-    """An endpoint, which keeps its row true."""
+class Adapters(Protocol):
+    """Those of an endpoint."""
 
     def arrange(self) -> Resident:
-        """Return what is resident there."""
+        """Return which are resident."""
 
-    def load(self) -> Mapping[str, Any]:
-        """Return what a view has of its load, beside the adapters' pending requests."""
+
+class Source(Protocol):
+    """The load of an endpoint, which keeps its row true."""
+
+    @property
+    def adapters(self) -> Adapters:
+        """Those there."""
+
+    def fields(self) -> Mapping[str, Any]:
+        """Return what a view has of the load beside what columns have."""
 
 
 class Columns:
     """The columns of some endpoints, sorted by address.
 
     Args:
-        sources: The endpoints.
+        sources: The endpoints' loads.
 
     Attributes:
         addresses: Of the endpoints; another object if they change. `rows` has the row of each.
@@ -120,11 +129,9 @@ class Columns:
         were_pending = self._states[row][1]
         if were_pending != pending:
             self.moved.add(row)
-            for adapter in were_pending.keys() - pending.keys():
-                self.count(row, adapter, 0)
-            for adapter, num in pending.items():
-                if were_pending.get(adapter) != num:
-                    self.count(row, adapter, num)
+            for adapter in {**were_pending, **pending}:
+                if were_pending.get(adapter) != pending.get(adapter):
+                    self.count(row, adapter, pending.get(adapter, 0))
         self.look(row)
 
     def count(self, row: int, adapter: str, num: int) -> None:
@@ -136,10 +143,9 @@ class Columns:
             pending = pending.copy()
             self._states[row] = resident, pending
         if num:
-            if adapter in pending:
-                self._running[adapter][row] = num
-            else:
-                self._begin(row, adapter, num)
+            self._running.setdefault(adapter, {})[row] = num
+            if adapter not in pending:
+                self._begin(row, adapter)
             pending[adapter] = num
         elif adapter in pending:
             self._end(row, adapter)
@@ -149,7 +155,7 @@ class Columns:
 
     def look(self, row: int) -> None:
         """Learn what is resident at a row."""
-        resident = self._sources[row].arrange()
+        resident = self._sources[row].adapters.arrange()
         before, pending = self._states[row]
         if resident != before:
             self._states[row] = resident, pending
@@ -175,13 +181,11 @@ class Columns:
     def open_rows(self, model: str) -> Sequence[int]:
         """Return the rows, in order, of endpoints without a flaw that list a model and may get
         requests."""
-        rows = self._listing.get(model)
-        if rows is None:
+        if (rows := self._listing.get(model)) is None:
             rows = self._find(model)
         if self._num_open == len(self.is_open):
             return rows
-        found = self._open.get(model)
-        if found is None:
+        if (found := self._open.get(model)) is None:
             found = self._open[model] = [row for row in rows if self.is_open[row]]
         return found
 
@@ -245,10 +249,10 @@ class Columns:
             self.look(next(iter(self.moved)))
         for row in self.outdated:
             self.look(row)  # adapters may be in another order
-            resident, pending = self._states[row]
-            load = self._sources[row].load()
             self._own.discard(row)
-            self._views[row] = _view(self._facts[row], resident, pending, load)
+            load = self.num_pending[row], self.done_s[row], self.has_room[row]
+            fields = self._sources[row].fields()
+            self._views[row] = _view(self._facts[row], self._states[row], *load, fields)
         self.outdated.clear()
         return self._views
 
@@ -292,12 +296,7 @@ class Columns:
             self.all_free += max(0, num_slots - used) - max(0, slots_before - used)
             self.num_slots[row] = num_slots
 
-    def _begin(self, row: int, adapter: str, num: int) -> None:
-        rows = self._running.get(adapter)
-        if rows is None:
-            self._running[adapter] = {row: num}
-        else:
-            rows[row] = num
+    def _begin(self, row: int, adapter: str) -> None:
         used = self.num_used[row]
         if used < self.num_slots[row]:
             self.all_free -= 1
@@ -319,16 +318,24 @@ class Columns:
 
 
 def _view(
-    facts: EndpointView, resident: Resident, pending: Mapping[str, int], load: Mapping[str, Any]
+    facts: EndpointView,
+    state: _State,
+    num_pending: int,
+    done_s: float,
+    has_room: bool,
+    fields: Mapping[str, Any] = _NO_FIELDS,
 ) -> EndpointView:
-    gpu_adapters, cpu_adapters, num_loads = resident
+    (gpu_adapters, cpu_adapters, num_loads), pending = state
     return replace(
         facts,
         gpu_adapters=gpu_adapters,
         cpu_adapters=cpu_adapters,
         _num_adapter_loads=num_loads,
         pending_by_adapter=_read_only(pending),
-        **load,
+        num_pending=num_pending,
+        prompts_done_s=done_s,
+        has_room=has_room,
+        **fields,
     )
 
 
@@ -364,9 +371,7 @@ class Candidates(Sequence[EndpointView]):
         return self._views
 
     def _view(self, row: int) -> EndpointView:
-        facts, (resident, pending), num_pending, done_s, has_room = [c[row] for c in self._columns]
-        load = {"num_pending": num_pending, "prompts_done_s": done_s, "has_room": has_room}
-        return _view(facts, resident, pending, load)
+        return _view(*[column[row] for column in self._columns])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and self.views == tuple(other)

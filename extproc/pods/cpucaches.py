@@ -6,8 +6,8 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 
 from extproc.learned.cachesize import CacheSize
+from extproc.pods.endpointstate import EndpointState
 from extproc.pods.serverflags import PoolSettings
-from extproc.pods.tracked import Tracked
 from extproc.types import LoadReport
 
 _MAX_REMEMBERED = 100  # sizes: pods may state any number of slots
@@ -24,7 +24,7 @@ class CpuCaches:
         self.groups: Mapping[str, GroupCaches] = {}
         self.configure(settings, ())
 
-    def configure(self, settings: PoolSettings, endpoints: Iterable[Tracked]) -> None:
+    def configure(self, settings: PoolSettings, endpoints: Iterable[EndpointState]) -> None:
         """Apply other groups and configured sizes to what has been learned."""
         names = ["", *settings.groups]
         self.groups = {name: self.groups.get(name) or GroupCaches() for name in names}
@@ -32,17 +32,17 @@ class CpuCaches:
         for name, caches in self.groups.items():
             caches.configure(settings.traits_of(name).max_cpu_loras)
 
-    def set_endpoints(self, endpoints: Iterable[Tracked]) -> None:
+    def set_endpoints(self, endpoints: Iterable[EndpointState]) -> None:
         """Replace the endpoints; new ones get the learned size."""
         members = defaultdict(list)
-        for tracked in endpoints:
-            members[tracked.group].append(tracked)
+        for pod in endpoints:
+            members[pod.group].append(pod)
         for name, caches in self.groups.items():
             caches.set_endpoints(members[name])
 
-    def of(self, tracked: Tracked) -> GroupCaches:
+    def of(self, pod: EndpointState) -> GroupCaches:
         """Return the caches of an endpoint's group; the endpoint may have left before that."""
-        return self.groups.get(tracked.group, self.groups[""])
+        return self.groups.get(pod.group, self.groups[""])
 
 
 class GroupCaches:
@@ -57,19 +57,19 @@ class GroupCaches:
         self.learned: int | None = None
         self._configured: int | None = None
         self._size = CacheSize()
-        self._endpoints: list[Tracked] = []
+        self._endpoints: list[EndpointState] = []
 
     def configure(self, configured: int | None) -> None:
         """Apply another configured size to what has been learned."""
         self._configured = configured
         self._apply()
 
-    def set_endpoints(self, endpoints: Iterable[Tracked]) -> None:
+    def set_endpoints(self, endpoints: Iterable[EndpointState]) -> None:
         """Replace the endpoints; new ones get the learned size."""
         before, self._endpoints = set(map(id, self._endpoints)), list(endpoints)
-        for tracked in self._endpoints:
-            if self.learned is not None and id(tracked) not in before:
-                tracked.residency.resize(self.learned)
+        for pod in self._endpoints:
+            if self.learned is not None and id(pod) not in before:
+                pod.adapters.residency.resize(self.learned)
 
     def record_first_token(self, place: int, ttft_s: float) -> None:
         """Record how long the engine took for the first token of a flight that has a place."""
@@ -84,13 +84,13 @@ class GroupCaches:
     @property
     def presumed(self) -> int:
         """Adapters in a cache by configuration: at least as many as slots, as in vLLM."""
-        slots = [tracked.residency.num_slots or 1 for tracked in self._endpoints]
+        slots = [pod.adapters.residency.num_slots or 1 for pod in self._endpoints]
         return max(self._configured or 1, *slots, 1)
 
     @property
     def has_slots(self) -> bool:
         """Whether the GPU slots of any endpoint are known."""
-        return any(tracked.residency.num_slots for tracked in self._endpoints)
+        return any(pod.adapters.residency.num_slots for pod in self._endpoints)
 
     @property
     def stated(self) -> int | None:
@@ -100,9 +100,9 @@ class GroupCaches:
     def _apply(self) -> None:
         self.learned = self._size.learned(self.presumed)
         if self.learned is not None:
-            for tracked in self._endpoints:
-                tracked.residency.resize(self.learned)
-                tracked.touch()
+            for pod in self._endpoints:
+                pod.adapters.residency.resize(self.learned)
+                pod.row.touch()
 
 
 def _cached(report: LoadReport | None) -> frozenset[str]:

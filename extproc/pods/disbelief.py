@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
+from extproc.pods.endpointstate import EndpointState
 from extproc.pods.modelindex import Listing
-from extproc.pods.tracked import Tracked
 
 EXCUSED_S = 30.0
 FIRST_S, MAX_S = 1.0, 60.0
@@ -29,11 +29,11 @@ MAX_MODELS = 1024
 
 class _Doubt(Struct):
     """Attributes:
-    tracked: The endpoint that is disbelieved, or was last.
+    pod: That is disbelieved, or was last.
     until_s: No list that was asked for before counts; or all are believed until then.
     """
 
-    tracked: Tracked
+    pod: EndpointState
     until_s: float
     hold_s: float = 0.0
     is_excused: bool = False
@@ -46,11 +46,11 @@ class Disbelief:
         takers: Returns the endpoints that can take requests at some time.
     """
 
-    def __init__(self, takers: Callable[[float], Iterable[Tracked]]) -> None:
+    def __init__(self, takers: Callable[[float], Iterable[EndpointState]]) -> None:
         self._takers = takers
         self._doubts: dict[str, _Doubt] = {}
 
-    def not_found(self, tracked: Tracked, model: str, *, now: float) -> None:
+    def not_found(self, pod: EndpointState, model: str, *, now: float) -> None:
         """Record a 404 to a request for a model that ended at `now`."""
         doubt = self._doubts.get(model)
         if doubt is not None and doubt.is_excused:
@@ -58,47 +58,45 @@ class Disbelief:
                 return
             del self._doubts[model]
             doubt = None
-        if doubt is not None and doubt.tracked is not tracked:
-            doubt.tracked.believe(model)
-            self._doubts[model] = _Doubt(tracked, now + EXCUSED_S, is_excused=True)
+        if doubt is not None and doubt.pod is not pod:
+            doubt.pod.listed.believe(model)
+            self._doubts[model] = _Doubt(pod, now + EXCUSED_S, is_excused=True)
             return
-        if not any(each is not tracked and each.card_of(model) for each in self._takers(now)):
+        if not any(each is not pod and each.listed.card_of(model) for each in self._takers(now)):
             return
         if doubt is None:
             if len(self._doubts) >= MAX_MODELS:
                 self._forget(now)
             if len(self._doubts) < MAX_MODELS:
-                self._doubts[model] = _Doubt(tracked, now)
-                tracked.disbelieve(model)
+                self._doubts[model] = _Doubt(pod, now)
+                pod.listed.disbelieve(model)
         else:
             doubt.hold_s = min(MAX_S, 2 * doubt.hold_s or FIRST_S)
             doubt.until_s = now + doubt.hold_s
-            tracked.disbelieve(model)
+            pod.listed.disbelieve(model)
 
-    def served(self, tracked: Tracked, model: str) -> None:
+    def served(self, pod: EndpointState, model: str) -> None:
         """Record that an endpoint has served a model."""
         doubt = self._doubts.get(model)
-        if doubt is not None and doubt.tracked is tracked and not doubt.is_excused:
+        if doubt is not None and doubt.pod is pod and not doubt.is_excused:
             del self._doubts[model]
-            tracked.believe(model)
+            pod.listed.believe(model)
 
-    def listed(self, tracked: Tracked, models: Listing, *, asked_at_s: float) -> None:
+    def listed(self, pod: EndpointState, models: Listing, *, asked_at_s: float) -> None:
         """Record an endpoint's list of models."""
-        for model in [*tracked.disbelieved]:
+        for model in [*pod.listed.disbelieved]:
             doubt = self._doubts.get(model)
             if doubt is None or model not in models or doubt.until_s < asked_at_s:
-                tracked.believe(model)
+                pod.listed.believe(model)
 
-    def drop(self, tracked: Tracked) -> None:
+    def drop(self, pod: EndpointState) -> None:
         """Forget an endpoint that has left."""
-        self._doubts = {
-            model: each for model, each in self._doubts.items() if each.tracked is not tracked
-        }
+        self._doubts = {model: each for model, each in self._doubts.items() if each.pod is not pod}
 
     def _forget(self, now: float) -> None:
         """Forget those that say nothing any more."""
         self._doubts = {
             model: each
             for model, each in self._doubts.items()
-            if model in each.tracked.disbelieved or now < each.until_s
+            if model in each.pod.listed.disbelieved or now < each.until_s
         }

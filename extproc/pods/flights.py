@@ -14,15 +14,17 @@ from extproc.learned.expected import HEARD_S
 from extproc.learned.outliers import Outliers
 from extproc.learned.prefixes import PrefixIndex, with_cached
 from extproc.pods.disbelief import Disbelief
+from extproc.pods.endpointstate import EndpointState, InFlight
 from extproc.pods.listeners import PickObserver, WaitingLine
 from extproc.pods.peerpicks import PeerPicks
+from extproc.pods.podload import USUAL_KEPT
+from extproc.pods.podrequests import Flight
 from extproc.pods.speeds import told_by
 from extproc.pods.tenants import Tenants
-from extproc.pods.tracked import InFlight, Tracked
 from extproc.types import Pick
 
-USUAL_S, USUAL_KEPT = 1.0, 31 / 32
-"""Time that served requests take, before any was; and of the mean of it, with each."""
+USUAL_S = 1.0
+"""Time that served requests take, before any was."""
 # To look up a member takes 0.1 us.
 _SERVED, _NOT_FOUND = Evidence.SERVED, Evidence.NOT_FOUND
 _FAILED, _FULL = Evidence.FAILED, Evidence.FULL
@@ -41,7 +43,7 @@ class Trust(NamedTuple):
 
     grace_s: float
     lost_after_s: float
-    whole_from_s: Callable[[InFlight, float], float]
+    whole_from_s: Callable[[Flight, float], float]
 
 
 class Flights:
@@ -60,7 +62,7 @@ class Flights:
 
     def __init__(
         self,
-        find: Callable[[str], Tracked | None],
+        find: Callable[[str], EndpointState | None],
         *,
         told: PeerPicks,
         prefix_index: PrefixIndex,
@@ -103,15 +105,14 @@ class Flights:
             KeyError: That is not in the pool.
         """
         address, request = pick.endpoints[0], pick.request
-        tracked = self._find(address)
-        if tracked is None:
+        if (pod := self._find(address)) is None:
             raise KeyError(address)
-        adapter, cached = tracked.adapter_of(request), request.cached_bytes
+        adapter, cached = pod.listed.adapter_of(request), request.cached_bytes
         num_bytes = request.rest_bytes(address)
-        place, probe = told_by(tracked, request, num_bytes, adapter, now=now)
+        place, probe = told_by(pod, request, num_bytes, adapter, now=now)
         if cached:
             pick = with_cached(pick, cached)
-        flight = self._count(pick, now, tracked, adapter, num_bytes, now, place, probe)
+        flight = self._count(pick, now, pod, adapter, num_bytes, now, place, probe)
         if self._observer is not None:
             self._observer.started(flight, is_new=True)
         self.tenants.count(request.claim, request.num_sequences, now=now)
@@ -123,19 +124,19 @@ class Flights:
 
         Return False if it does not move: not in flight, already there, or the address unknown.
         """
-        flight, tracked = self._flights.get(pick_id), self._find(address)
-        if flight is None or tracked is None or tracked is flight.tracked:
+        flight, pod = self._flights.get(pick_id), self._find(address)
+        if flight is None or pod is None or pod is flight.pod:
             return False
-        flight.tracked.end(flight, now=now, has_run=False)
-        flight.tracked.prompts.bound(now)
-        before = flight.tracked.endpoint.address
+        flight.pod.ours.end(flight, now=now, has_run=False)
+        flight.pod.load.prompts.bound(now)
+        before = flight.pod.address
         self._judge(flight, before, Evidence.NONE, now=now, at_s=now)
         request = flight.pick.request
-        self._prefix_index.drop(request, flight.tracked.kv_cache)
+        self._prefix_index.drop(request, flight.pod.load.kv_cache)
         pick = with_cached(flight.pick, self._prefix_index.find(request), address)
-        adapter = tracked.adapter_of(request)
+        adapter = pod.listed.adapter_of(request)
         num_bytes = pick.request.rest_bytes(address)
-        moved = self._count(pick, flight.started_at_s, tracked, adapter, num_bytes, now)
+        moved = self._count(pick, flight.started_at_s, pod, adapter, num_bytes, now)
         if self._observer is not None:
             self._observer.ended(flight, has_run=False)
             self._observer.started(moved, is_new=False)
@@ -146,14 +147,14 @@ class Flights:
 
         Return False if it is not in flight.
         """
-        flight = self._flights.get(pick_id)
-        if flight is None:
+        if (flight := self._flights.get(pick_id)) is None:
             return False
-        tracked, before = flight.tracked, self._refused.get(pick_id, ())
+        pod, before = flight.pod, self._refused.get(pick_id, ())
         tried = tried_in_order(flight.pick)
-        is_here = tracked.endpoint.address == address and self._find(address) is tracked
+        is_here = pod.address == address and self._find(address) is pod
         if is_here and address in tried and address not in before:
-            tracked.refused(flight, now=now)
+            pod.load.fullness.refused(pick_id, flight.num_beside, now=now)
+            pod.row.touch()
             self._refused[pick_id] = (*before, address)
             for following in tried[tried.index(address) + 1 :][:1]:
                 self.move(pick_id, following, now=now)
@@ -177,10 +178,9 @@ class Flights:
         `has_run` is False if the endpoint's engine cannot have worked on it (refused, not reached),
         `num_bytes` the length of the response. For the rest see `verdicts`.
         """
-        flight = self._flights.pop(pick_id, None)
-        if flight is None:
+        if (flight := self._flights.pop(pick_id, None)) is None:
             return None
-        pick, tracked = flight.pick, flight.tracked
+        pick, pod = flight.pick, flight.pod
         request, at_s = pick.request, now if reported_at_s is None else reported_at_s
         if self._by_request_id.get(request.request_id) == pick_id:
             del self._by_request_id[request.request_id]
@@ -188,22 +188,23 @@ class Flights:
         refused = self._refused.pop(pick_id, ())
         for full in refused:
             if (each := self._find(full)) is not None:
-                each.fullness.settle(pick_id, was_taken=verdict is _SERVED)
-                each.touch()
+                each.load.fullness.settle(pick_id, was_taken=verdict is _SERVED)
+                each.row.touch()
         # An endpoint that came back under the address has not served it.
-        own = tracked.endpoint.address
-        served = (self._find(address) if address != own else None) or tracked
-        has_run_here = has_run and served is tracked
-        tracked.end(flight, now=now, has_run=has_run_here)
-        if tracked.prompts.done_s > at_s:
-            tracked.prompts.bound(at_s)
+        own = pod.address
+        served = (self._find(address) if address != own else None) or pod
+        has_run_here = has_run and served is pod
+        pod.ours.end(flight, now=now, has_run=has_run_here)
+        if pod.load.prompts.done_s > at_s:
+            pod.load.prompts.bound(at_s)
         if not has_run_here:
-            self._prefix_index.drop(request, tracked.kv_cache)
-        if served is not tracked:
-            served.note(served.adapter_of(request), now=now, has_run=has_run)
+            self._prefix_index.drop(request, pod.load.kv_cache)
+        if served is not pod:
+            adapter, claim = served.listed.adapter_of(request), request.claim
+            served.load.note(adapter, claim.priority, claim._flow, now=now, has_run=has_run)
             if has_run:
-                served.kv_cache.compute(request.rest_bytes(address))
-                self._prefix_index.add(request, served.kv_cache)
+                served.load.kv_cache.compute(request.rest_bytes(address))
+                self._prefix_index.add(request, served.load.kv_cache)
         if self._observer is not None:
             self._observer.ended(flight, has_run=has_run_here)
         if num_attempts > 1 or (address or pick.endpoints[0]) != own:
@@ -215,8 +216,8 @@ class Flights:
         else:
             said = _FAILED if verdict is _FULL else verdict
             self._judge(flight, own, said, now=now, at_s=at_s, num_bytes=num_bytes)
-        if verdict is _SERVED and flight.started_at_s > served.served_s:
-            served.served_s = flight.started_at_s
+        if verdict is _SERVED:
+            served.ours.served(flight.started_at_s)
         self._queue.freed(at_s)
         return flight
 
@@ -242,26 +243,25 @@ class Flights:
         Only those whose ends nobody else can be trusted to report. Where ends of the rest come
         late, an earlier report is the judge: of what ended before it, all is known by now.
         """
-        tracked = self._find(address)
-        if tracked is None or tracked.report is None or tracked.reported_at_s is None:
+        pod = self._find(address)
+        if pod is None or pod.reports.report is None or pod.reports.reported_at_s is None:
             return []
-        total = tracked.report.num_running + tracked.report.num_waiting
-        flights = tracked.flights.values()
+        total = pod.reports.report.num_running + pod.reports.report.num_waiting
+        flights = pod.ours.flights.values()
         if len(flights) <= total:
             return []
-        at_s, grace_s = tracked.reported_at_s, trust.grace_s
+        at_s, grace_s = pod.reports.reported_at_s, trust.grace_s
         old = list(takewhile(lambda each: at_s - each.started_at_s >= grace_s, flights))
         if len(old) <= total:
             return []
-        lost = _lost(tracked, old, total, trust, now=now)
-        for flight in lost:
-            self.finish(flight.pick.id, now=now)
-        return lost
+        lost = _lost(pod, old, total, trust, now=now)
+        ended = [self.finish(each.pick.id, now=now) for each in lost]
+        return [each for each in ended if each is not None]
 
     def oldest_by_envoy(self, address: str) -> dict[str, float]:
         """Return when the oldest pick in flight at an endpoint started, by Envoy."""
-        tracked, oldest_s = self._find(address), dict[str, float]()
-        for each in () if tracked is None else tracked.flights.values():
+        pod, oldest_s = self._find(address), dict[str, float]()
+        for each in () if pod is None else pod.ours.flights.values():
             oldest_s.setdefault(each.pick.request._envoy, each.started_at_s)
         return oldest_s
 
@@ -271,7 +271,7 @@ class Flights:
         self,
         pick: Pick,
         at_s: float,
-        tracked: Tracked,
+        pod: EndpointState,
         adapter: str | None,
         num_bytes: int,
         now: float,
@@ -279,16 +279,23 @@ class Flights:
         probe: Probe | None = None,
     ) -> InFlight:
         """Count a pick with so many bytes to compute, as a trial if its endpoint is on one."""
-        address, request = tracked.address, pick.request
+        address, request = pod.address, pick.request
         num_alike = 1 if self.num_routers == 1 else self.num_alike
-        tracked.queue(pick.id, adapter, num_bytes, num=num_alike, at_s=at_s, now=now)
+        pod.load.queue(pick.id, adapter, num_bytes, num=num_alike, at_s=at_s, now=now)
         if request._prefix_hashes:
-            self._prefix_index.add(request, tracked.kv_cache)
+            self._prefix_index.add(request, pod.load.kv_cache)
         trial = self._outliers.begin(address, now=now)
-        num_beside, group = tracked.num_unfinished, tracked.group
-        flight = InFlight(pick, at_s, tracked, adapter, num_beside, trial, place, group, probe)
+        num_beside, group = pod.num_unfinished, pod.group
+        flight = InFlight(
+            *(pick, at_s, adapter, num_beside),
+            pod=pod,
+            trial=trial,
+            place=place,
+            group=group,
+            probe=probe,
+        )
         self._flights[pick.id] = flight
-        tracked.begin(flight)
+        pod.ours.begin(flight)
         return flight
 
     def _judge(
@@ -302,22 +309,21 @@ class Flights:
         num_bytes: int = SHORT_BYTES,
     ) -> None:
         """Tell outlier detection how a request that ended at `now` went at one endpoint."""
-        tracked, counted, request = self._find(address), flight.tracked, flight.pick.request
-        if tracked is None or (tracked is not counted and address == counted.endpoint.address):
+        pod, counted, request = self._find(address), flight.pod, flight.pick.request
+        if pod is None or (pod is not counted and address == counted.address):
             return  # it has left, even if another has joined under its address
-        trial = flight.trial if tracked is counted else 0
+        trial = flight.trial if pod is counted else 0
         if verdict is _SERVED:
             took_s = now - flight.started_at_s
             self._usual_s = took_s + USUAL_KEPT * (self._usual_s - took_s)
-            mean_s = tracked.response_s
-            tracked.response_s = took_s + USUAL_KEPT * ((mean_s or took_s) - took_s)
-            self._disbelief.served(tracked, request.model)
+            pod.load.served(took_s)
+            self._disbelief.served(pod, request.model)
         elif verdict in FAILURES or verdict is _NOT_FOUND:
-            tracked.failed(tracked.adapter_of(request), flight.started_at_s + self._usual_s)
+            pod.health.failed(pod.listed.adapter_of(request), flight.started_at_s + self._usual_s)
         like, sent_at_s = likeness(request), flight.started_at_s
-        outlived_s = -inf if verdict is _SERVED else tracked.newest_s(sent_at_s)
+        outlived_s = -inf if verdict is _SERVED else pod.ours.newest_s(sent_at_s)
         if verdict is _NOT_FOUND and request.model:
-            self._disbelief.not_found(tracked, request.model, now=at_s)
+            self._disbelief.not_found(pod, request.model, now=at_s)
             self._outliers.doubt(
                 address,
                 request.model,
@@ -327,7 +333,7 @@ class Flights:
                 sent_at_s=sent_at_s,
                 outlived_s=outlived_s,
             )
-            tracked.touch()
+            pod.row.touch()
             return
         self._outliers.end(
             address,
@@ -340,18 +346,18 @@ class Flights:
             sent_at_s=sent_at_s,
             outlived_s=outlived_s,
         )
-        if verdict is _SERVED and not tracked.answers:
-            tracked.answers = True
-            tracked.renew()
+        if verdict is _SERVED and not pod.health.answers:
+            pod.health.answers = True
+            pod.row.renew()
         else:
-            tracked.settle()
+            pod.load.settle()
 
 
 def _lost(
-    tracked: Tracked, old: Sequence[InFlight], total: int, trust: Trust, *, now: float
-) -> list[InFlight]:
+    pod: EndpointState, old: Sequence[Flight], total: int, trust: Trust, *, now: float
+) -> list[Flight]:
     """Return the picks whose end is lost, of the `old` ones of which a report shows `total`."""
-    whole_from_s, lost_before_s = trust.whole_from_s, tracked.served_s - trust.lost_after_s
+    whole_from_s, lost_before_s = trust.whole_from_s, pod.ours.served_s - trust.lost_after_s
     doubtful, is_untold = [], True
     for each in old:
         from_s = whole_from_s(each, now)
@@ -360,7 +366,7 @@ def _lost(
         is_untold = is_untold and from_s == inf
     if is_untold:
         return doubtful[: len(old) - total]
-    pages, by_s = tracked.pages, now - HEARD_S
+    pages, by_s = pod.reports.pages, now - HEARD_S
     pages.append((now, total))
     while len(pages) > 1 and pages[1][0] <= by_s:
         pages.popleft()

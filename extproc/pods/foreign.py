@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Container
 from math import inf
-from typing import Any, Generic, TypeVar
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from extproc.types import LoadReport
@@ -25,8 +23,6 @@ MAX_YOUNG = 1_024
 
 class SteadyMinimum:
     """The least of the values of the last seconds, up to twice as many as asked for; 0 at first."""
-
-    __slots__ = ("_current", "_since_s", "low")
 
     def __init__(self) -> None:
         self.low = 0
@@ -48,39 +44,10 @@ class SteadyMinimum:
         self._current += by
 
 
-At = TypeVar("At")
-
-
-class PeerPlace(Struct, Generic[At], eq=False):
-    """Counts that another router has told of a place, and the endpoint that they are counted on.
-
-    Attributes:
-        router: Whose it is.
-        name: Of an adapter; "" for none.
-        flow: Whose turns its requests count for (`Claim._flow`); "" for nobody's.
-        tracked: None while the endpoint is not in the pool.
-        adapter: That requests count for there; None until the endpoint lists the one of that name.
-        registered: The names that it listed when that was looked for.
-        num: The requests that have not ended.
-    """
-
-    router: Any
-    address: str
-    name: str
-    flow: str
-    priority: int
-    tracked: At | None = None
-    adapter: str | None = None
-    registered: frozenset[str] | None = None
-    num: int = 0
-    num_sequences: int = 0
-
-
-class ForeignRequests(Generic[At]):
+class ForeignRequests:
     """Counts other routers' requests on one endpoint; as its reports do, by sequences.
 
     Attributes:
-        places: The places that routers have told of.
         num_told: Their sequences that have not ended, of `num_requests`.
         num_foreign: Further requests by the last report: of routers that send us no picks.
         adapters: Adapters that the last report names and that may be of routers that send us no
@@ -91,13 +58,7 @@ class ForeignRequests(Generic[At]):
             that choose by reports have not looked yet.
     """
 
-    __slots__ = (
-        *("_reported_at_s", "_shown", "_steady", "_total", "_young", "adapters", "counts_first"),
-        *("num_before", "num_foreign", "num_reported", "num_requests", "num_told", "places"),
-    )
-
     def __init__(self) -> None:
-        self.places: dict[PeerPlace[At], None] = {}
         self.adapters: dict[str, int] = {}
         self.num_foreign = self.num_reported = self.num_before = 0
         self.num_told = self.num_requests = 0
@@ -235,8 +196,6 @@ class Belief:
     Attributes:
         is_old: The last one is old.
     """
-
-    __slots__ = ("_is_counted", "_moved_s", "_shown", "is_old")
 
     def __init__(self) -> None:
         self.is_old = self._is_counted = False

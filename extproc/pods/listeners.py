@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from extproc.pods.tracked import InFlight
+from extproc.pods.endpointstate import InFlight
 from extproc.types import RequestInfo
 
 

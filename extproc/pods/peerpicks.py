@@ -22,10 +22,11 @@ from msgspec import Struct
 
 from extproc.bounds import MAX_SEQUENCES
 from extproc.learned.prompts import MAX_QUEUE_S
-from extproc.pods.foreign import PeerPlace
+from extproc.pods.endpointstate import EndpointState
 from extproc.pods.listeners import NOBODY, WaitingLine, WorkObserver
 from extproc.pods.picksums import BEGAN, ENDED, LEFT, NUM_OF_CHANGE, Place, PlaceSum, Sums
-from extproc.pods.tracked import Tracked
+from extproc.pods.podload import PodLoad
+from extproc.pods.podrequests import PeerPlace, PeerRequests
 
 FULL = "full"
 UNKNOWN_POD = "unknown_pod"
@@ -56,7 +57,7 @@ class PeerPicks:
 
     def __init__(
         self,
-        find: Callable[[str], Tracked | None],
+        find: Callable[[str], EndpointState | None],
         bounds: PeerPickBounds | None = None,
         *,
         queue: WaitingLine = NOBODY,
@@ -100,20 +101,21 @@ class PeerPicks:
         """Take back the counts of a router that is gone, and listen to it no longer."""
         router = self._routers.pop(router_id, None)
         for place in () if router is None else router.places.values():
-            tracked, num = place.tracked, place.num_sequences
-            if tracked is not None and num:
+            there, num = place.there, place.num_sequences
+            if there is not None and num:
                 adapter = place.adapter
                 self._recount(place, 0, 0, now)
-                tracked.leave_to_reports(num, adapter)
+                there.load.foreign.leave_to_reports(num, adapter)
+                there.load.row.touch()
             self._release(place)
 
-    def drop(self, tracked: Tracked) -> None:
+    def drop(self, gone: PeerRequests) -> None:
         """Forget what is counted at an endpoint that has left."""
-        for place in tracked.others.places:
+        for place in gone.places:
             self._add(place.router, -place.num)
             place.num = place.num_sequences = 0
-            place.tracked = None
-        tracked.others.places.clear()
+            place.there = None
+        gone.places.clear()
 
     # --- inside -----------------------------------------------------------------------------
 
@@ -136,80 +138,79 @@ class PeerPicks:
 
     def _change(self, router: _Teller, changes: Sequence[int], now: float) -> None:
         numbered, num_numbered, each = router.numbered, len(router.numbered), iter(changes)
-        queue, room, changed = self._queue, self._room(router), dict[Tracked, None]()
+        queue, room, changed = self._queue, self._room(router), dict[PodLoad, None]()
         most = router.num + room
         for code, num, num_sequences, amount, tokens in zip(*[each] * NUM_OF_CHANGE, strict=False):
             number, kind = code >> 2, code & 3
             if not num or kind > LEFT:
                 continue
             place = numbered[number] if number < num_numbered else None
-            tracked = None if place is None else place.tracked
+            there = None if place is None else place.there
             if kind == BEGAN:
                 self.num_received += num
-                if place is None or tracked is None or num > room:
-                    is_unknown = place is not None and tracked is None
+                if place is None or there is None or num > room:
+                    is_unknown = place is not None and there is None
                     self.num_ignored[UNKNOWN_POD if is_unknown else FULL] += num
                     continue
                 room -= num
                 if num_sequences != num:
                     num_sequences = _sequences(num, num_sequences)
-                tracked.begin_told(place, num, num_sequences, amount, now=now)
+                there.begin(place, num, num_sequences, amount, now=now)
                 if tokens and place.flow:
                     queue.charge_told(place.flow, place.priority, tokens / 1e3)
                 if place.name:
-                    work_s = min(amount * tracked.prompts.costs.prompt_s_per_byte, MAX_QUEUE_S)
+                    work_s = min(amount * there.load.prompts.costs.prompt_s_per_byte, MAX_QUEUE_S)
                     self._catalog.told(place.name, num, work_s, now)
-            elif place is not None and tracked is not None and place.num:
+            elif place is not None and there is not None and place.num:
                 if num >= place.num:
                     num, num_sequences = place.num, place.num_sequences
                 elif not num <= num_sequences < place.num_sequences:
                     num_sequences = num
                 room += num
                 took_s = amount / (1e3 * num)
-                tracked.end_told(place, num, num_sequences, took_s, now=now, has_run=kind == ENDED)
-                has_left = place.adapter not in tracked.adapters
+                there.end(place, num, num_sequences, took_s, now=now, has_run=kind == ENDED)
+                has_left = place.adapter not in there.load.adapters.residency.in_flight
                 queue.freed_elsewhere(place.address, place.adapter if has_left else None, now=now)
             else:
                 continue
-            changed[tracked] = None
+            changed[there.load] = None
         self.num_in_flight += most - room - router.num
         router.num = most - room
-        for tracked in changed:
-            tracked.settle()
+        for load in changed:
+            load.settle()
 
     def _room(self, router: _Teller) -> int:
         bounds = self._bounds
         return min(bounds.max_per_router - router.num, bounds.max_picks - self.num_in_flight)
 
-    def _place(self, router: _Teller, told: Place) -> PeerPlace[Tracked] | None:
+    def _place(self, router: _Teller, told: Place) -> PeerPlace | None:
         """Return a place, which may be new; None where there is no room."""
-        place = router.places.get(told)
-        if place is None:
+        if (place := router.places.get(told)) is None:
             if self._num_places >= self._bounds.max_places:
                 return None
             self._num_places += 1
             place = router.places[told] = PeerPlace(router, *told)
-        if place.tracked is None:
-            place.tracked = tracked = self._find(place.address)
-            if tracked is not None:
-                tracked.others.places[place] = None
+        if place.there is None and (pod := self._find(place.address)) is not None:
+            place.there = pod.peers
+            pod.peers.places[place] = None
         return place
 
-    def _recount(self, place: PeerPlace[Tracked], num: int, num_sequences: int, now: float) -> None:
+    def _recount(self, place: PeerPlace, num: int, num_sequences: int, now: float) -> None:
         """Have so many requests at a place."""
-        if place.tracked is not None and (num, num_sequences) != (place.num, place.num_sequences):
-            num_before, before = place.num, place.num_sequences
-            place.tracked.recount_told(place, num - num_before, num_sequences - before, now=now)
-            self._add(place.router, num - num_before)
+        there, more = place.there, num - place.num
+        if there is not None and (num, num_sequences) != (place.num, place.num_sequences):
+            there.recount(place, more, num_sequences - place.num_sequences, now=now)
+            there.load.settle()
+            self._add(place.router, more)
 
     def _add(self, router: _Teller, num: int) -> None:
         router.num += num
         self.num_in_flight += num
 
-    def _release(self, place: PeerPlace[Tracked]) -> None:
+    def _release(self, place: PeerPlace) -> None:
         self._num_places -= 1
-        if place.tracked is not None:
-            del place.tracked.others.places[place]
+        if place.there is not None:
+            del place.there.places[place]
 
 
 class _Teller:
@@ -222,11 +223,11 @@ class _Teller:
     __slots__ = ("num", "numbered", "places")
 
     def __init__(self) -> None:
-        self.places: dict[Place, PeerPlace[Tracked]] = {}
-        self.numbered: list[PeerPlace[Tracked] | None] = []
+        self.places: dict[Place, PeerPlace] = {}
+        self.numbered: list[PeerPlace | None] = []
         self.num = 0
 
-    def add(self, first: int, places: Sequence[PeerPlace[Tracked] | None], most: int) -> None:
+    def add(self, first: int, places: Sequence[PeerPlace | None], most: int) -> None:
         """Add places from a number on; of those in between nothing is known."""
         numbered = self.numbered
         if len(numbered) <= first <= most:

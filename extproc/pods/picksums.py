@@ -28,7 +28,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from extproc.bounds import MAX_TOKENS, plain, whole
-from extproc.pods.tracked import InFlight
+from extproc.pods.endpointstate import InFlight
 
 BEGAN, ENDED, LEFT = range(3)
 """What happened to requests. LEFT: they have ended there, or are elsewhere, and the engine cannot
@@ -106,7 +106,7 @@ class PickSums:
     def began(self, flight: InFlight, tokens: float) -> None:
         """Count a pick where it is; it counts for so many tokens, 0 if it did before."""
         request = flight.pick.request
-        num_bytes = request.rest_bytes(flight.tracked.address)
+        num_bytes = request.rest_bytes(flight.pod.address)
         self._count(BEGAN, flight, num_bytes, tokens)
 
     def ended(self, flight: InFlight, *, has_run: bool) -> None:
@@ -137,8 +137,7 @@ class PickSums:
         counts: dict[Place, list[int]] = {}
         for flight in flights:
             place, num = _place_of(flight), flight.pick.request.num_sequences
-            count = counts.get(place)
-            if count is None:
+            if (count := counts.get(place)) is None:
                 counts[place] = [1, num]
             else:
                 count[0] += 1
@@ -160,15 +159,13 @@ class PickSums:
 
     def _count(self, kind: int, flight: InFlight, amount: float, tokens: float) -> None:
         place = _place_of(flight)
-        number = self._numbers.get(place)
-        if number is None:
+        if (number := self._numbers.get(place)) is None:
             if not self._add(place):
                 self.num_untold += 1
                 return
             number = self._numbers[place]
         changes, num = self._changes[kind], flight.pick.request.num_sequences
-        change = changes.get(number)
-        if change is None:
+        if (change := changes.get(number)) is None:
             changes[number] = [1, num, amount, tokens]
         else:
             change[0] += 1
@@ -197,4 +194,4 @@ class PickSums:
 def _place_of(flight: InFlight) -> Place:
     request = flight.pick.request
     claim = request.claim
-    return flight.tracked.address, request.adapter or "", claim._flow, claim.priority
+    return flight.pod.address, request.adapter or "", claim._flow, claim.priority

@@ -29,7 +29,7 @@ listing, and loads of a name unloaded since then.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from math import inf
@@ -51,7 +51,6 @@ OWN: Final = 1
 OTHERS: Final = 2
 
 _LAST_TOUCH = itemgetter(1)
-_UNSTATED = (None, None)
 
 MAX_REMEMBERED = 1024
 """Adapters kept per endpoint, unless the operator configures a larger cache. The endpoint's own
@@ -72,21 +71,24 @@ class Residency:
         max_cpu_loras: Adapters in the CPU cache; None for as many as GPU slots, vLLM's default.
 
     Attributes:
+        in_flight: Unfinished requests by adapter, longest active first; changed in place.
         num_slots: On the GPU; None for unknown.
     """
 
     def __init__(self, *, max_loras: int | None, max_cpu_loras: int | None) -> None:
         self._max_loras = max_loras
         self._max_cpu_loras = max_cpu_loras
+        self.in_flight: dict[str, int] = {}
         self.forget()
 
     def forget(self) -> None:
-        """Start afresh: the process restarted. Our requests ended with it."""
+        """Start afresh: the process restarted. Our requests ended with it, whose ends are told
+        later."""
         self._touched: dict[str, _Touch] = {}
         self._is_sorted, self._latest = True, (-inf, -inf)  # by their touches
         self._evicted: dict[str, _Touch] = {}  # beyond the CPU cache, the latest touched first
         self._ghosts: list[_Touch] = []  # unloaded, then loaded again under the same name
-        self._in_flight: dict[str, int] = {}  # longest active first
+        self._ended = set(self.in_flight)  # adapters whose requests all ended with a process
         self._seen_running: set[str] = set()  # ours that the last report shows in a slot
         self._report: LoadReport | None = None
         self.num_slots = self._max_loras
@@ -112,10 +114,10 @@ class Residency:
     ) -> None:
         """Record the result of a scrape, requested at `asked_at_s`. O(adapters in its log)."""
         touched = self._read_log(report.adapter_log, taken_at_s)
-        active, in_flight, used = report.active_adapters, self._in_flight, self._used_since_report
+        active, running, used = report.active_adapters, self._active(), self._used_since_report
         self._used_by_others = [] if active <= used else sorted(active - used)
-        self._used_since_report = set(in_flight)
-        self._seen_running = {adapter for adapter in active if adapter in in_flight}
+        self._used_since_report = set(running)
+        self._seen_running = set(active.intersection(running))
         self._asked_at_s = taken_at_s if asked_at_s is None else asked_at_s
         stated = report.max_loras, report.gpu_adapters, report.cpu_adapters
         self._report, self.num_slots = report, report.max_loras or self._max_loras
@@ -132,8 +134,7 @@ class Residency:
     def lapse(self) -> None:
         """Forget what the last report says of the present: it has expired."""
         report, others = self._report, self._used_by_others
-        is_stated = report is not None and (report.gpu_adapters, report.cpu_adapters) != _UNSTATED
-        if report is not None and (is_stated or others):
+        if report is not None and (others or not self._is_unstated):
             self._report = replace(report, gpu_adapters=None, cpu_adapters=None)
             self._used_by_others, self._stated, self._ordered = [], (), None
 
@@ -157,11 +158,12 @@ class Residency:
     def start(self, adapter: str, num: int = 1) -> Change:
         """Record that requests for `adapter` were sent; return what may be resident for that.
         O(1)."""
-        num_before = self._in_flight.get(adapter, 0)
-        self._in_flight[adapter] = num_before + num
+        num_before = self.in_flight.get(adapter, 0)
+        self.in_flight[adapter] = num_before + num
         self._used_since_report.add(adapter)
-        if num_before:
+        if num_before and adapter not in self._ended:
             return SAME
+        self._ended.discard(adapter)
         if self._ordered is None:
             return OWN
         running = self._ordered_running
@@ -175,18 +177,20 @@ class Residency:
         """Record that requests for `adapter` ended at `now`, and return what may be resident for
         that. O(1).
 
-        Does nothing for requests that were forgotten. `now` is when they ended, which may lie in
-        the past, not when the end was reported. `has_run` is False if the engine surely did nothing
-        for them: refused, no connection, 404.
+        Those that were forgotten are counted off and change nothing else. `now` is when they ended,
+        which may lie in the past, not when the end was reported. `has_run` is False if the engine
+        surely did nothing for them: refused, no connection, 404.
         """
-        num_before = self._in_flight.get(adapter, 0)
-        if not num_before:
-            return SAME
+        num_before = self.in_flight[adapter]
         if num_before > num:
-            self._in_flight[adapter] = num_before - num
+            self.in_flight[adapter] = num_before - num
         else:
-            del self._in_flight[adapter]
+            del self.in_flight[adapter]
             self._seen_running.discard(adapter)
+        if adapter in self._ended:
+            if num_before <= num:
+                self._ended.remove(adapter)
+            return SAME
         if has_run:
             self._touch(adapter, (now, 0.0))
         running = self._ordered_running
@@ -195,7 +199,7 @@ class Residency:
                 return SAME
             # It is the idle one that was used last, and no other has waited for its slot.
             is_first_idle = has_run and next(reversed(self._touched)) == adapter
-            num_running = len(self._used_by_others) + len(self._in_flight)
+            num_running = len(self._used_by_others) + len(self._active())
             is_others = adapter in self._used_by_others
             has_free = num_running < (self.num_slots or 1) and not is_others
             if is_first_idle and has_free and self._is_sorted:
@@ -387,10 +391,15 @@ class Residency:
         idle = [adapter for adapter, _ in reversed(touches) if adapter not in running]
         return [*running, *idle]
 
+    def _active(self) -> Collection[str]:
+        """Return the adapters with requests that the process has, longest active first."""
+        ended = self._ended
+        return [a for a in self.in_flight if a not in ended] if ended else self.in_flight
+
     def _running(self) -> list[str]:
         """Return the adapters that hold a slot through requests, as far as can be known."""
-        seen, in_flight = self._seen_running, self._in_flight
-        ours = [a for a in in_flight if a in seen] + [a for a in in_flight if a not in seen]
+        seen, active = self._seen_running, self._active()
+        ours = [a for a in active if a in seen] + [a for a in active if a not in seen]
         return [*self._used_by_others, *ours][: self.num_slots or 1]
 
     def _usable(self, adapters: Iterable[Any]) -> tuple[str, ...]:

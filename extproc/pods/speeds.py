@@ -38,7 +38,7 @@ from math import inf
 from extproc.costs import Costs, Load, Probe
 from extproc.learned.cachesize import MAX_BODY_BYTES
 from extproc.learned.slopes import Level, Point, Slope, beyond, drawn, fit, level, most, rate
-from extproc.pods.tracked import Tracked
+from extproc.pods.endpointstate import EndpointState
 from extproc.types import RequestInfo
 
 MAX_RATIO = 8.0
@@ -67,26 +67,27 @@ _SPREAD = 1.0
 
 
 def told_by(
-    tracked: Tracked, request: RequestInfo, num_bytes: int, adapter: str | None, *, now: float
+    pod: EndpointState, request: RequestInfo, num_bytes: int, adapter: str | None, *, now: float
 ) -> tuple[int | None, Probe | None]:
     """Return what the first token of a request will tell of, before it is counted there: the place
     of its adapter (`cachesize`), and the costs (`Speeds`); None for nothing.
 
     `num_bytes` are those of the request that it has to compute.
     """
-    prompts, load, place = tracked.prompts, _NO_LOAD, None
+    prompts, load, place = pod.load.prompts, _NO_LOAD, None
     if adapter is not None:
-        active, residency = tracked.active_adapters, tracked.residency
+        active, residency = pod.adapters.active, pod.adapters.residency
         num_free = (residency.num_slots or 0) - len(active)  # below 0 where nobody knows how many
         if adapter not in active:
             if num_free <= 0:
                 return None, None
-            report = tracked.report
+            report = pod.reports.report
             is_stated = report is None or report.cpu_adapters is not None
             if not is_stated and request.body_bytes <= MAX_BODY_BYTES:
                 place = residency.place(adapter)
-            if adapter not in tracked.gpu_adapters:
-                load = Load.CACHED if adapter in tracked.cpu_adapters else Load.COLD
+            gpu_adapters, cpu_adapters, _ = pod.adapters.seen
+            if adapter not in gpu_adapters:
+                load = Load.CACHED if adapter in cpu_adapters else Load.COLD
         elif num_free < 0:
             return None, None
     if request._context_bytes is not None:  # it is no text
@@ -181,7 +182,7 @@ class _Group:
 
     def __init__(self) -> None:
         self.tokens = _Tokens(NUM_OF_GROUP, _PER_LOOK_AT_GROUP)
-        self.endpoints: dict[Tracked, _Own] = {}
+        self.endpoints: dict[EndpointState, _Own] = {}
         self._latest_s = -inf
         self._variance = 0.0
         self._loads: dict[Load, deque[tuple[float, float]]] = {
@@ -189,18 +190,18 @@ class _Group:
         }
         self._levels: dict[Load, Level] = {}  # until one more is seen
 
-    def set_endpoints(self, endpoints: Iterable[Tracked]) -> None:
+    def set_endpoints(self, endpoints: Iterable[EndpointState]) -> None:
         """Replace the endpoints; new ones are taken for what the group is."""
         before, self.endpoints = self.endpoints, {}
-        for tracked in endpoints:
-            own = before.get(tracked) or _Own()
-            self.endpoints[tracked] = own
-            self.apply(tracked)
+        for pod in endpoints:
+            own = before.get(pod) or _Own()
+            self.endpoints[pod] = own
+            self.apply(pod)
         self.tokens.per_look = max(_PER_LOOK_AT_GROUP, len(self.endpoints))
 
     def record(
         self,
-        tracked: Tracked,
+        pod: EndpointState,
         prompt: Point,
         alone: Point | None,
         behind: Point | None,
@@ -208,10 +209,10 @@ class _Group:
         at_s: float,
     ) -> None:
         """Record a first token without a load that came at `at_s`, as `_Tokens.record` has it."""
-        own = self.endpoints[tracked]
+        own = self.endpoints[pod]
         # First tokens are reported when responses end.
         now = self._latest_s = max(self._latest_s, at_s)
-        presumed = tracked.traits.costs.prompt_s_per_byte
+        presumed = pod.traits.costs.prompt_s_per_byte
         is_time = own.record(prompt, alone, behind, now)
         if is_time:
             own.look(now, presumed)
@@ -221,7 +222,7 @@ class _Group:
             for each in self.endpoints:
                 self.apply(each)
         elif is_time:
-            self.apply(tracked)
+            self.apply(pod)
 
     def _look(self) -> float:
         """Return the variance of the endpoints' slopes beyond that of their errors."""
@@ -237,8 +238,7 @@ class _Group:
 
     def load_s(self, load: Load, presumed_s: float) -> tuple[float, float | None]:
         """Return what a load is taken to cost, and that if it is known."""
-        found = self._levels.get(load)
-        if found is None:
+        if (found := self._levels.get(load)) is None:
             seen = self._loads[load]
             low_s, middle_s, high_s = level([seconds for seconds, _ in seen])
             unseen_s = level([unseen_s for _, unseen_s in seen]).middle_s
@@ -251,16 +251,19 @@ class _Group:
             load_s = min(max(load_s, MIN_LOAD_S), MAX_LOAD_S)
         return load_s, load_s if is_known else None
 
-    def apply(self, tracked: Tracked) -> None:
+    def apply(self, pod: EndpointState) -> None:
         """Let an endpoint have the costs that have been learned of it."""
-        given = tracked.traits.costs
+        given = pod.traits.costs
         s_per_byte = given.prompt_s_per_byte
         presumed = _near(self.tokens.s_per_byte(s_per_byte, (_SPREAD * s_per_byte) ** 2), given)
-        learned = _near(self.endpoints[tracked].s_per_byte(presumed, self._variance), given)
+        learned = _near(self.endpoints[pod].s_per_byte(presumed, self._variance), given)
         cold_s, known_cold_s = self.load_s(Load.COLD, given.cold_load_s)
         cached_s, known_cached_s = self.load_s(Load.CACHED, given.cached_load_s)
-        decode = tracked.decoding.learned
-        tracked.set_costs(Costs(learned, cold_s, cached_s, decode, known_cold_s, known_cached_s))
+        decode = pod.reports.decoding.learned
+        costs = Costs(learned, cold_s, cached_s, decode, known_cold_s, known_cached_s)
+        if costs != pod.load.prompts.costs:
+            pod.load.prompts.price(costs)
+            pod.row.renew()
 
 
 def _near(s_per_byte: float, given: Costs) -> float:
@@ -275,41 +278,41 @@ class Speeds:
     def __init__(self) -> None:
         self._groups: dict[str, _Group] = {}
 
-    def set_endpoints(self, endpoints: Iterable[Tracked]) -> None:
+    def set_endpoints(self, endpoints: Iterable[EndpointState]) -> None:
         """Replace the endpoints, or take note of other groups and configured costs.
 
         A group keeps its learned values while it has an endpoint.
         """
         before, self._groups = self._groups, {}
         members = defaultdict(list)
-        for tracked in endpoints:
-            members[tracked.group].append(tracked)
+        for pod in endpoints:
+            members[pod.group].append(pod)
         for name, group_endpoints in members.items():
             group = self._groups[name] = before.get(name) or _Group()
             group.set_endpoints(group_endpoints)
 
     def record_first_token(
-        self, tracked: Tracked, probe: Probe, sent_at_s: float, ttft_s: float
+        self, pod: EndpointState, probe: Probe, sent_at_s: float, ttft_s: float
     ) -> None:
         """Record how long an endpoint took for the first token of a pick; it may have left."""
-        group = self._groups.get(tracked.group)
-        if group is None or tracked not in group.endpoints:
+        group = self._groups.get(pod.group)
+        if group is None or pod not in group.endpoints:
             return
         num_bytes = probe.prompt_bytes
         first_s, until_bytes = sent_at_s + ttft_s, probe.before_bytes + num_bytes
-        endpoint = group.endpoints[tracked]
+        endpoint = group.endpoints[pod]
         since = endpoint.since(sent_at_s, first_s, until_bytes)
         alike = endpoint.rests[probe.is_behind]
-        rest_s = ttft_s - num_bytes * tracked.prompts.costs.prompt_s_per_byte
+        rest_s = ttft_s - num_bytes * pod.load.prompts.costs.prompt_s_per_byte
         if probe.load is _NO_LOAD:
             alike.append(rest_s)
             prompt = num_bytes, ttft_s
             alone = prompt if since is None and not probe.is_behind else None
-            group.record(tracked, prompt, alone, since, at_s=first_s)
+            group.record(pod, prompt, alone, since, at_s=first_s)
         elif len(alike) >= MIN_ALIKE:
             base_s = max(0.0, sorted(alike)[len(alike) // 4])
             # What was sent at once after it is computed in the same step.
-            num_after = tracked.prompts.sent_by(sent_at_s + base_s) - until_bytes
-            after_s = max(0, num_after) * tracked.prompts.costs.prompt_s_per_byte
+            num_after = pod.load.prompts.sent_by(sent_at_s + base_s) - until_bytes
+            after_s = max(0, num_after) * pod.load.prompts.costs.prompt_s_per_byte
             unseen_s = UNSEEN_RATIO * base_s + after_s
             group.record_load(probe.load, rest_s - base_s - after_s, unseen_s)

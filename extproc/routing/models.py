@@ -211,7 +211,7 @@ class Models:
         if card is None:
             snapshot = self._pool.snapshot(now=now)
             return self._unknown(request._client_model, snapshot, request.subset)
-        if request.model in self._pool.doubted and not self._catalog.admits_undeclared:
+        if request.model in self._pool.models.doubted and not self._catalog.admits_undeclared:
             request = self._undoubted(request, card)
         cached = request.cached_bytes
         if uses_cached_bytes and request._prefix_hashes:
@@ -244,7 +244,8 @@ class Models:
     @property
     def listed(self) -> _Registry:
         """The models that pods list, each as it gets requests."""
-        return self._pool.registry if self._catalog.admits_undeclared else self._pool.bases_first
+        models, is_by_name = self._pool.models, self._catalog.admits_undeclared
+        return models.by_name if is_by_name else models.bases_first
 
     def _card(self, name: str, tenant: str) -> ModelCard | None:
         """Return what a tenant may ask for under a name."""
@@ -256,7 +257,7 @@ class Models:
         card = self._pool.model(name)
         if card is None or self._catalog.admits(name, card):
             return card
-        card = self._pool.doubted.get(name)
+        card = self._pool.models.doubted.get(name)
         return card if card is not None and self._catalog.admits(name, card) else None
 
     def body(

@@ -44,7 +44,7 @@ def make_feed(parts: Parts, why_not_ready: Callable[[], list[str]]) -> LiveFeed:
         },
         snapshot=routing.snapshot,
         queue=routing.queue,
-        registry=lambda: routing.pool.registry,
+        registry=lambda: routing.pool.models.by_name,
         decisions=recorder.decisions,
         telemetry=recorder.telemetry,
         attainment=recorder.attainment,

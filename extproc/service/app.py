@@ -156,7 +156,7 @@ class App:
         parts = self._parts
         garbage = Garbage(
             num_requests=lambda: parts.recorder.decisions.num_published,
-            models=lambda: parts.routing.pool.registry,
+            models=lambda: parts.routing.pool.models.by_name,
             clock=parts.clock,
         )
         try:

@@ -175,7 +175,7 @@ class Parts:
             on_entries=self.services.completions.record_relayed,
             on_lost=endings.lost_link,
             num_losses=partial(_num_losses, self.accounting, relay),
-            on_num_routers=routing.pool.set_num_routers,
+            on_num_routers=routing.pool.flights.set_num_routers,
             on_garbage=recorder.telemetry.access_log_garbage,
             observers=observers,
             clock=clocks.clock,

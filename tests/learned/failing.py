@@ -213,8 +213,8 @@ class Fleet:
 
     def _look(self, now: float) -> None:
         for number in self._numbers():
-            tracked = self.pool.flights
-            num = sum(1 for each in tracked if each.tracked.address == address(number))
+            flights = self.pool.flights
+            num = sum(1 for each in flights if each.pod.address == address(number))
             self.pool.record_report(address(number), report(num_running=num), taken_at_s=now)
             self._list(address(number), now)
 

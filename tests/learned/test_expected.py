@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from extproc.learned.concurrency import START
-from extproc.learned.expected import FULL_RATIO, STILL_S, UNSEEN_S, WAITED_S, Expected, Known
+from extproc.learned.expected import FULL_RATIO, STILL_S, UNSEEN_S, WAITED_S, Expected
 from extproc.pods.accounting import Accounting, AccountingSettings, Source
 from extproc.pods.pool import Pool, PoolSettings
 from extproc.types import Pick
@@ -130,11 +130,19 @@ def test_requests_too_short_to_show_what_a_token_takes_are_a_surprise_once_they_
     None
 ):
     expected, made = Expected(), report(num_running=1)
-    known = Known(1, 1, (), 0.0, False, 0.0, UNSEEN_S, None)
+    seen: dict[str, Any] = {
+        "num_known": 1,
+        "num_picks": 1,
+        "adapters": (),
+        "token_s": 0.0,
+        "is_doubtful": False,
+        "stood_s": 0.0,
+        "limit": None,
+    }
 
-    expected.reported(made, known, now=1.0, is_new=False)
+    expected.reported(made, now=1.0, is_new=False, unseen_s=UNSEEN_S, **seen)
     assert expected.is_met
-    expected.reported(made, known._replace(unseen_s=UNSEEN_S + 1), now=2.0, is_new=False)
+    expected.reported(made, now=2.0, is_new=False, unseen_s=UNSEEN_S + 1, **seen)
     assert not expected.is_met
 
 
@@ -216,7 +224,7 @@ def test_a_report_is_due_before_a_pod_of_which_nothing_is_known_gets_no_more(by:
             scene.other.end(f"{scene.num}", now=scene.now)
 
     assert num <= START
-    assert scene.pool._tracked[A].burden()[1]
+    assert scene.pool.snapshot(now=scene.now).endpoints[0].has_room
     assert scene.is_expected
 
 
@@ -256,9 +264,9 @@ def test_a_process_that_starts_anew_is_not_expected_to_run_what_the_last_one_ran
         scene.report(3, process_start_wall_s=1.0)
     scene.report(3, process_start_wall_s=1e9)
 
-    assert scene.pool._tracked[A].expected.most == 3
+    assert scene.pool._pods[A].reports.expected.most == 3
     scene.report(0, process_start_wall_s=1e9 + 100)
-    assert scene.pool._tracked[A].expected.most == 3  # those that are known to be there
+    assert scene.pool._pods[A].reports.expected.most == 3  # those that are known to be there
 
 
 @pytest.mark.parametrize("limit", ["configured", "learned"])
@@ -274,11 +282,11 @@ def test_more_requests_than_a_limit_are_due_a_report_and_as_many_are_not(limit: 
         scene.pool.flights.finish("ours-5", now=scene.now)
         for _ in range(310):
             scene.report(3, tokens=99)
-        scene.pool._tracked[A].room.limit = 4
-    tracked = scene.pool._tracked[A]
-    num = tracked.traits.max_in_flight or tracked.room.limit
+        scene.pool._pods[A].load.room.limit = 4
+    pod = scene.pool._pods[A]
+    num = pod.traits.max_in_flight or pod.load.room.limit
     assert num == 4
-    while tracked.num_sequences + tracked.others.num_told < num:
+    while pod.load.num_known < num:
         scene.start("a")
     scene.report(num)
     at_limit = scene.is_expected
@@ -308,15 +316,15 @@ def test_a_new_list_of_models_is_due_a_report_and_the_same_again_is_not() -> Non
 @pytest.mark.parametrize("trouble", ["unreachable", "dead", "a model not found", "full"])
 def test_a_pod_in_trouble_is_due_its_report(trouble: str) -> None:
     scene = Scene()
-    tracked = scene.pool._tracked[A]
+    pod = scene.pool._pods[A]
     if trouble == "unreachable":
         scene.pool.record_unreachable(A)
     elif trouble == "dead":
         scene.pool.record_health(A, is_dead=True, asked_at_s=scene.now)
     elif trouble == "a model not found":
-        tracked.disbelieve("a")
+        pod.listed.disbelieve("a")
     else:
-        tracked.fullness.refused("ours-1", 3, now=scene.now)
+        pod.load.fullness.refused("ours-1", 3, now=scene.now)
 
     assert not scene.is_expected
 

@@ -93,7 +93,7 @@ class Peered:
 
     def _count(self, num_routers: int) -> None:
         self.sizes.append(num_routers)
-        self.pool.set_num_routers(num_routers)
+        self.pool.flights.set_num_routers(num_routers)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

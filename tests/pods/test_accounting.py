@@ -87,7 +87,7 @@ def test_a_pick_is_at_the_endpoint_that_it_was_moved_to() -> None:
     ended = [accounting.finish(books.pick, COMPLETED, now=2.0) for _ in range(2)]
 
     assert ended[0] is not None
-    assert ended[0].tracked.endpoint.address == address(2)
+    assert ended[0].pod.address == address(2)
     assert ended[1] is None
     assert accounting.servers.num["other"] == 1
 

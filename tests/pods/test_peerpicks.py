@@ -190,10 +190,10 @@ class Observer:
         self.said: list[object] = []
 
     def started(self, flight: InFlight, *, is_new: bool) -> None:
-        self.said.append((flight.pick.id, flight.tracked.address, flight.started_at_s, is_new))
+        self.said.append((flight.pick.id, flight.pod.address, flight.started_at_s, is_new))
 
     def ended(self, flight: InFlight, *, has_run: bool) -> None:
-        self.said.append((flight.pick.id, flight.tracked.address, has_run))
+        self.said.append((flight.pick.id, flight.pod.address, has_run))
 
 
 def test_an_observer_sees_each_start_and_end_of_ours_once_and_none_of_others() -> None:
@@ -299,7 +299,7 @@ def test_a_name_counts_as_an_adapter_as_soon_as_its_pod_lists_it() -> None:
 )
 def test_requests_beyond_a_bound_are_ignored_and_counted(bounds: PeerPickBounds, most: int) -> None:
     made = pool()
-    made.told = PeerPicks(made._tracked.get, bounds)
+    made.told = PeerPicks(made._pods.get, bounds)
     other = OtherRouter(made)
     for number in range(5):
         other.start(str(number))
@@ -311,7 +311,7 @@ def test_requests_beyond_a_bound_are_ignored_and_counted(bounds: PeerPickBounds,
 
 def test_places_and_routers_beyond_a_bound_are_ignored_and_free_again_once_they_are_gone() -> None:
     made = pool(1, 2)
-    made.told = PeerPicks(made._tracked.get, PeerPickBounds(max_places=1, max_routers=1))
+    made.told = PeerPicks(made._pods.get, PeerPickBounds(max_places=1, max_routers=1))
     first, second = OtherRouter(made, "x"), OtherRouter(made, "y")
     first.start("1", 1)
     first.start("2", 2)
@@ -439,7 +439,7 @@ def test_our_prompts_count_for_the_routers_that_do_not_tell_too() -> None:
         made = pool()
         for router_id in ("x", "y"):  # two of the others tell
             OtherRouter(made, router_id)
-        made.set_num_routers(num_routers)
+        made.flights.set_num_routers(num_routers)
         made.flights.start(pick(info=request(None, body_bytes=96_000)), now=0.0)
         done_s.append(view(made).prompts_done_s)
 
@@ -704,10 +704,10 @@ class Truth:
             address(number): (0, Counter()) for number in (1, 2, 3)
         }
         for flight in (each for other in self.others for each in other.flights.values()):
-            num, adapters = found[flight.tracked.address]
+            num, adapters = found[flight.pod.address]
             info = flight.pick.request
             adapters.update([info.adapter] if info.adapter else ())
-            found[flight.tracked.address] = num + info.num_sequences, adapters
+            found[flight.pod.address] = num + info.num_sequences, adapters
         return {where: (num, dict(adapters)) for where, (num, adapters) in found.items()}
 
     def counted(self) -> dict[str, tuple[int, dict[str, int]]]:
@@ -836,12 +836,13 @@ class ToldMachine(RuleBasedStateMachine):
     def ours_are_exact_and_others_what_was_told_at_most(self) -> None:
         views = self.pool.snapshot(now=self.now).endpoints
         told = self.pool.told
-        all_others = [self.pool._tracked[each.address].others for each in views]
-        assert sum(each.num_requests for each in all_others) == told.num_in_flight
+        all_peers = [self.pool._pods[each.address].peers for each in views]
+        assert sum(each.load.foreign.num_requests for each in all_peers) == told.num_in_flight
         assert told.num_in_flight == sum(each.num for each in told._routers.values())
         assert told._num_places == sum(len(each.places) for each in told._routers.values())
         assert len(self.pool.flights) == len(self.flights)
-        for each, others in zip(views, all_others, strict=True):
+        for each, peers in zip(views, all_peers, strict=True):
+            others = peers.load.foreign
             assert each.num_pending >= each.num_in_flight + each._num_told
             in_flight = [id for id, n in self.flights.items() if address(n) == each.address]
             assert each.num_in_flight == len(in_flight)
@@ -849,8 +850,8 @@ class ToldMachine(RuleBasedStateMachine):
             assert each.prompts_done_s <= self.now + MAX_QUEUE_S
             assert each._num_foreign >= 0
             assert 0 <= others.num_before <= others.num_told == each._num_told
-            assert each._num_told == sum(place.num_sequences for place in others.places)
-            assert others.num_requests == sum(place.num for place in others.places)
+            assert each._num_told == sum(place.num_sequences for place in peers.places)
+            assert others.num_requests == sum(place.num for place in peers.places)
             assert 0 <= others.num_since(self.now - 1.0) <= others.num_told
 
     def teardown(self) -> None:

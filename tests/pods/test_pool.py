@@ -23,9 +23,10 @@ from extproc.learned.cachesize import MAX_BODY_BYTES, OBSERVATIONS_PER_LOOK
 from extproc.learned.ejections import Cause, OutlierSettings
 from extproc.learned.evidence import Evidence
 from extproc.pods.foreign import ALONE_S, STEADY_S
+from extproc.pods.listedmodels import MAX_SILENCES
+from extproc.pods.podreports import RESTART_TOLERANCE_S
 from extproc.pods.pool import InFlight, Pool, PoolSettings
 from extproc.pods.serverflags import ServerFlags
-from extproc.pods.tracked import MAX_SILENCES, RESTART_TOLERANCE_S
 from extproc.types import Endpoint, EndpointView, LoadReport, ModelCard, Pick
 from tests.builders import (
     BASE,
@@ -82,7 +83,7 @@ def test_a_snapshot_is_sorted_by_address_and_names_the_nameless() -> None:
 def test_a_snapshot_says_how_many_routers_there_are() -> None:
     made = pool()
     before = made.snapshot(now=0.0).num_routers
-    made.set_num_routers(3)
+    made.flights.set_num_routers(3)
 
     assert (before, made.snapshot(now=0.0).num_routers) == (1, 3)
 
@@ -117,7 +118,7 @@ def test_what_is_told_of_a_strange_endpoint_is_ignored() -> None:
 
     assert made.record_report(strange, report(), taken_at_s=0.0) is False
     assert made.flights.reconcile(strange, by_pages(0.0), now=0.0) == []
-    assert made.registry == {}
+    assert made.models.by_name == {}
     with pytest.raises(KeyError):
         made.flights.start(pick(number=9), now=0.0)
 
@@ -334,7 +335,7 @@ def test_models_are_registered_where_they_are_listed_and_known_to_the_pool() -> 
     assert second.registered == frozenset({BASE, "b"})
     assert (first.has_registered("b"), second.has_registered("b")) == (False, True)
     assert not view(pool()).has_registered("b")  # never asked
-    assert sorted(card.id for card in made.registry.values()) == ["a", "b", BASE]
+    assert sorted(card.id for card in made.models.by_name.values()) == ["a", "b", BASE]
     assert made.model("b") == adapter_card("b")
     assert made.model("nope") is None
 
@@ -827,7 +828,7 @@ def test_others_that_have_been_there_for_seconds_count_for_the_choice(
     """Nine requests of others that stay, two more that come and go. Where another router does not
     tell us, they may be of a herd."""
     made = pool()
-    made.set_num_routers(num_routers)
+    made.flights.set_num_routers(num_routers)
     for second, num_running in enumerate((9, 11) * 20):
         made.record_report(address(1), busy("a", num_running=num_running), taken_at_s=second)
         if second == int(steady_s) - 1:
@@ -1088,7 +1089,7 @@ class PoolMachine(RuleBasedStateMachine):
         listed: set[str] = set()
         for life in self.life.values():
             listed |= self.models.get(life, set())
-        assert {card.id for card in self.pool.registry.values()} == listed
+        assert {card.id for card in self.pool.models.by_name.values()} == listed
 
     def teardown(self) -> None:
         for id in list(self.flights):
@@ -1162,7 +1163,7 @@ def test_a_moved_pick_is_counted_where_it_is_served_until_it_is_finished() -> No
     assert made.oldest_in_flight_s(now=3.0)[address(2)] == 3.0
     finished = made.flights.finish("x", now=4.0)
     assert finished is not None
-    assert finished.tracked.endpoint.address == address(2)
+    assert finished.pod.address == address(2)
     assert counts(made) == [(0, 0), (0, 0)]
 
 
@@ -1452,7 +1453,7 @@ def test_a_size_that_a_group_has_learned_goes_with_the_group() -> None:
 
 def test_first_tokens_and_reports_tell_of_the_group_of_their_endpoint() -> None:
     made = grouped(a="l4", b="")
-    first, second = made._tracked.values()
+    first, second = made._pods.values()
     assert made.caches.of(first) is made.caches.groups["l4"]
     assert made.caches.of(second) is made.caches.groups[""]
     made.configure(PoolSettings(report_expiry_s=EXPIRY_S, groups=GROUPS))
@@ -1529,7 +1530,7 @@ def test_a_pick_that_is_told_again_over_a_new_link_fills_the_kv_cache_once() -> 
         other.leave(now=told_s)
         other.tell_whole(now=told_s)
 
-    assert made._tracked[address(1)].kv_cache.computed_bytes == 50_000
+    assert made._pods[address(1)].load.kv_cache.computed_bytes == 50_000
 
 
 def test_a_prompt_that_has_moved_is_where_it_was_served_alone() -> None:
@@ -1545,7 +1546,7 @@ def test_a_prompt_is_where_the_log_says_that_it_was_served(has_run: bool) -> Non
     made.flights.finish("pick-1", now=0.5, has_run=has_run, address=address(2))
 
     assert made.prefix_index.find(BEGUN) == ({address(2): 2048} if has_run else {})
-    assert made._tracked[address(2)].kv_cache.computed_bytes == (3000 if has_run else 0)
+    assert made._pods[address(2)].load.kv_cache.computed_bytes == (3000 if has_run else 0)
 
 
 def test_a_prompt_that_no_engine_has_run_is_nowhere() -> None:
@@ -1572,10 +1573,10 @@ def test_a_prompt_that_moves_is_weighed_by_what_is_cached_by_then() -> None:
     made.flights.start(pick("pick-2", 3, info=info), now=0.1)
     made.flights.start(pick("pick-3", 1, info=BEGUN), now=0.1)
     made.flights.move("pick-2", address(2), now=0.5)
-    assert made._tracked[address(2)].prompts.sent_bytes == 3000
+    assert made._pods[address(2)].load.prompts.sent_bytes == 3000
     made.flights.move("pick-2", address(1), now=0.6)
 
-    prompts = made._tracked[address(1)].prompts
+    prompts = made._pods[address(1)].load.prompts
     assert prompts.sent_bytes == 3000 + 3000 + 952
 
 
@@ -1602,7 +1603,7 @@ def test_only_the_rest_of_a_prompt_is_to_be_computed() -> None:
     made.flights.start(pick("pick-2", 2, info=info), now=0.0)
 
     s_per_byte = Costs().prompt_s_per_byte
-    first, second = (tracked.prompts for tracked in made._tracked.values())
+    first, second = (pod.load.prompts for pod in made._pods.values())
     assert (first.sent_bytes, second.sent_bytes) == (952, 3000)
     assert second.done_s - first.done_s == pytest.approx(2048 * s_per_byte)
     assert info.rest_bytes(address(1)) == 952
@@ -1615,7 +1616,7 @@ def test_a_late_end_says_nothing_of_the_process_that_came_back_under_the_address
     made.flights.finish("pick-1", now=0.5, address=address(1))
 
     assert made.prefix_index.find(BEGUN) == {}
-    assert made._tracked[address(1)].kv_cache.computed_bytes == 0
+    assert made._pods[address(1)].load.kv_cache.computed_bytes == 0
 
 
 # --- rows and views ------------------------------------------------------------------------------

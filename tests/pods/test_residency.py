@@ -297,7 +297,8 @@ def test_what_it_says_is_always_possible(
         if kind == "start":
             residency.start(str(what))
         elif kind == "finish":
-            residency.finish(str(what), now=now)
+            if what in residency.in_flight:
+                residency.finish(str(what), now=now)
         elif kind == "register":
             assert isinstance(what, set)
             residency.record_registered(sorted(what), now=now)
@@ -379,14 +380,25 @@ def test_a_request_that_never_ran_loads_nothing(residency: Residency) -> None:
     assert residency.cpu_adapters == ("a0",)
 
 
-def test_an_end_without_a_beginning_is_ignored(residency: Residency) -> None:
-    """As after `forget`: the process that served it is gone."""
-    residency.start("a0")
+def test_the_end_of_what_a_process_had_that_is_gone_is_counted_and_touches_nothing(
+    residency: Residency,
+) -> None:
+    residency.start("a0", 2)
     residency.forget()
 
     residency.finish("a0", now=1.0)
 
-    assert residency.cpu_adapters == ()
+    assert (residency.cpu_adapters, residency.in_flight) == ((), {"a0": 1})
+
+
+def test_a_request_of_a_new_process_runs_beside_ends_of_the_last_one(residency: Residency) -> None:
+    residency.start("a0", 2)
+    residency.forget()
+    residency.start("a0")
+
+    residency.finish("a0", now=1.0, num=2)
+
+    assert (residency.cpu_adapters, residency.in_flight) == (("a0",), {"a0": 1})
 
 
 def test_what_waits_for_a_slot_gets_it_when_one_is_free(residency: Residency) -> None:

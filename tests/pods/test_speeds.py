@@ -55,11 +55,11 @@ def hear(
     sent_at_s: float | None = None,
 ) -> None:
     """Have an endpoint's first token; without a time long after all others."""
-    tracked = made._find(address(number))
-    assert tracked is not None
+    pod = made.find(address(number))
+    assert pod is not None
     told = Probe(num_bytes, load, before_bytes, is_behind)
     made.speeds.record_first_token(
-        tracked, told, next(LATER_S) if sent_at_s is None else sent_at_s, ttft_s
+        pod, told, next(LATER_S) if sent_at_s is None else sent_at_s, ttft_s
     )
 
 
@@ -303,7 +303,7 @@ def test_groups_learn_for_themselves() -> None:
 
 def test_what_is_heard_of_an_endpoint_that_left_teaches_nothing() -> None:
     made = pool()
-    gone = made._find(address(2))
+    gone = made.find(address(2))
     assert gone is not None
     made.set_endpoints([endpoint(1)])
     for n in range(100):
@@ -361,12 +361,12 @@ def test_no_prompt_is_taken_to_cost_more_than_its_first_token_took(is_behind: bo
 
 def test_the_latest_first_tokens_are_compared_and_older_ones_forgotten() -> None:
     made = pool()
-    tracked = made._find(address(1))
+    pod = made.find(address(1))
     for number in range(NUM_SENT + 8):
         hear(made, 1, 1000, 10.0 + number, before_bytes=1000 * number, sent_at_s=0.0)
 
-    assert tracked is not None
-    assert len(made.speeds._groups[""].endpoints[tracked]._sent) == NUM_SENT
+    assert pod is not None
+    assert len(made.speeds._groups[""].endpoints[pod]._sent) == NUM_SENT
 
 
 # --- loads ------------------------------------------------------------------------------------

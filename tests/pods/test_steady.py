@@ -51,7 +51,7 @@ def test_what_was_told_long_ago_need_not_be_counted_again(
     told: list[tuple[int, int, int | None]], at_s: int
 ) -> None:
     """Each is told so long after the last: a beginning, or an end with how long it took."""
-    others, now, begun = ForeignRequests[object](), 0, list[tuple[int, int]]()
+    others, now, begun = ForeignRequests(), 0, list[tuple[int, int]]()
     for passed_s, num, took_s in told:
         now += passed_s
         if took_s is None:

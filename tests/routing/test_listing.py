@@ -36,7 +36,7 @@ def body(listing: ModelListing, made: Pool, *numbers: int) -> bytes:
     """What the endpoints of these numbers list, all of them where there are none."""
     wanted = {address(number) for number in numbers or (1, 2)}
     views = [view for view in made.snapshot(now=1.0).endpoints if view.address in wanted]
-    return listing.body(made.registry, [view.registered or frozenset() for view in views])
+    return listing.body(made.models.by_name, [view.registered or frozenset() for view in views])
 
 
 def names(body: bytes) -> list[str]:
@@ -80,10 +80,10 @@ def test_only_what_the_endpoints_asked_about_have_is_listed() -> None:
 
 def test_a_listing_that_says_the_same_again_leaves_what_is_registered_as_it_was() -> None:
     made = pool()
-    before = made.registry, made.snapshot(now=1.0).endpoints[0].registered
+    before = made.models.by_name, made.snapshot(now=1.0).endpoints[0].registered
     made.record_models(address(1), cards("a", "b"), now=2.0)
 
-    assert made.registry is before[0]
+    assert made.models.by_name is before[0]
     assert made.snapshot(now=2.0).endpoints[0].registered is before[1]
 
 
@@ -97,8 +97,8 @@ def test_after_any_changes_the_body_is_as_if_it_were_made_anew(
         whole = body(ModelListing(Aliases()), made, 1, 2, 3)
 
         assert body(listing, made, 1, 2, 3) == whole
-        assert last(listing.part(made.registry, made.registry.keys())) == whole
-        assert listing._encoded.keys() == made.registry.keys(), "no more than what is listed"
+        assert last(listing.part(made.models.by_name, made.models.by_name.keys())) == whole
+        assert listing._encoded.keys() == made.models.by_name.keys(), "no more than what is listed"
 
 
 @given(st.lists(CARDS, unique_by=lambda card: card.id))
@@ -156,13 +156,13 @@ def test_a_long_list_is_made_in_passes_each_over_a_part_of_it() -> None:
     aliases.configure({f"z{number}": targets for number in range(500)})
     listing = ModelListing(aliases)
     lists = [view.registered or frozenset() for view in made.snapshot(now=1.0).endpoints]
-    most, looks = 0, Looks(made.registry)
+    most, looks = 0, Looks(made.models.by_name)
     for part in listing.make(looks, lists):
         most, looks.num = max(most, looks.num), 0
         passes.append(part)
 
     assert passes[:-1] == [b""] * (len(passes) - 1)
-    assert len(names(passes[-1])) == len(made.registry) + 500
+    assert len(names(passes[-1])) == len(made.models.by_name) + 500
     assert len(passes) > num / NAMES_A_PASS
     assert most < 8 * NAMES_A_PASS
     name = listed[-1].id

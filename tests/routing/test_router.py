@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from extproc.adapters.declared import Declaration
 from extproc.learned.evidence import Evidence
-from extproc.pods.tracked import MAX_SILENCES
+from extproc.pods.listedmodels import MAX_SILENCES
 from extproc.queue import Ticket
 from extproc.routing.modelroutes import ModelRoute
 from extproc.routing.policies import BUILT_IN

@@ -37,7 +37,7 @@ async def test_a_pod_that_says_what_is_expected_is_read_at_once_for_what_happens
             return rest is not None and rest.calm_s > 100 and scrapes.wait_s(address) is not None
 
         def read_at_s() -> float:
-            return scene.pool._tracked[address].reported_at_s or 0.0
+            return scene.pool._pods[address].reports.reported_at_s or 0.0
 
         await eventually(is_calm)
         before_s = read_at_s()

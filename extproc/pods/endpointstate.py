@@ -1,0 +1,182 @@
+"""One endpoint's state in the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from extproc.costs import Probe
+from extproc.pods.listedmodels import ListedModels
+from extproc.pods.podhealth import MIN_LIFE_S, PodHealth
+from extproc.pods.podload import PodLoad
+from extproc.pods.podreports import PodReports
+from extproc.pods.podrequests import Flight, OwnRequests, PeerRequests
+from extproc.pods.podrow import PodRow
+from extproc.pods.podstate import PodState
+from extproc.pods.serverflags import PoolSettings, ServerFlags
+from extproc.types import Endpoint, EndpointView, LoadReport
+
+
+class EndpointState:
+    """All that is known of one endpoint, each part by itself. `describe` is to follow.
+
+    Args:
+        stale: Its row adds itself to these once it is no longer true.
+        due: Called with its address once so much was sent there that its next report is due.
+
+    Attributes:
+        group: Of `PoolSettings.groups`, "" for none; its `traits` are this endpoint's.
+        load: The requests of all routers here; `ours` and `peers` are whose they are.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        stale: dict[PodRow, None],
+        due: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.endpoint, self.address = endpoint, endpoint.address
+        self.group, self.traits = "", ServerFlags()
+        self.row = row = PodRow(stale)
+        self.health, self.listed, self.reports = PodHealth(row), ListedModels(row), PodReports(row)
+        self.load = PodLoad(self.address, self.traits, row, self.reports.expected, due)
+        self.adapters, self.ours = self.load.adapters, OwnRequests(self.load)
+        self.peers = PeerRequests(self.load, self.listed)
+
+    def describe(self, endpoint: Endpoint, settings: PoolSettings) -> None:
+        """Apply what discovery and the configuration say of it; other traits hold from now on.
+
+        The size of its cache is the configured one again: what was learned, its group has learned.
+        """
+        self.endpoint = endpoint
+        self.row.renew()
+        group = settings.group_of(endpoint)
+        traits = settings.traits_of(group)
+        if (group, traits) != (self.group, self.traits):
+            self.group, self.traits, load = group, traits, self.load
+            load.prompts.price(traits.costs)
+            load.max_in_flight = traits.max_in_flight
+            sizes = {"max_loras": traits.max_loras, "max_cpu_loras": traits.max_cpu_loras}
+            self.adapters.residency.configure(**sizes)
+            self.listed.configure(is_resolver=traits.resolver is True)
+
+    def record_report(
+        self,
+        report: LoadReport,
+        *,
+        asked_at_s: float,
+        taken_at_s: float,
+        next_s: float,
+        rest_s: float,
+        steady_s: float,
+        is_new: bool,
+    ) -> None:
+        """Record a report, true at some moment between the two times; see `record_report` of the
+        pool.
+
+        Args:
+            steady_s: After that, foreign requests count for the choice.
+            is_new: Its process is.
+        """
+        load, reports, before_s = self.load, self.reports, self.reports.reported_at_s
+        num_since = self.ours.num_since
+        foreign, prompts, residency = load.foreign, load.prompts, self.adapters.residency
+        load.room.reported(
+            report,
+            num_since,
+            num_requests=len(self.ours.flights) + foreign.num_requests,
+            asked_at_s=asked_at_s,
+            taken_at_s=taken_at_s,
+            next_s=next_s,
+        )
+        reports.record(
+            report,
+            taken_at_s=taken_at_s,
+            rest_s=rest_s,
+            has_run_through=before_s is not None and load.num_known > num_since(before_s),
+        )
+        load.fullness.reported(report.num_running + report.num_waiting, now=taken_at_s)
+        decode = reports.decoding.learned
+        if decode is not prompts.costs._decode:
+            prompts.price(replace(prompts.costs, _decode=decode))
+        prompts.reported(report, asked_at_s=asked_at_s, now=taken_at_s)
+        if report.kv_cache_tokens is not None:
+            load.kv_cache.resize(report.kv_cache_tokens)
+        residency.record_report(report, taken_at_s=taken_at_s, asked_at_s=asked_at_s)
+        foreign.record_report(
+            report, load.num_sequences, residency.in_flight, now=taken_at_s, steady_s=steady_s
+        )
+        reports.expected.reported(
+            report,
+            now=taken_at_s,
+            is_new=is_new,
+            num_known=load.num_known,
+            num_picks=load.num_picks,
+            adapters=residency.in_flight,
+            token_s=0.0 if decode is None else decode.token_s,
+            is_doubtful=foreign.num_steady > 0 or reports.belief.is_old,
+            stood_s=reports.belief.stood_s(taken_at_s),
+            unseen_s=reports.decoding.unseen_s,
+            limit=self.traits.max_in_flight or load.room.limit,
+        )
+
+    def is_as_expected(self, num_held: int) -> bool:
+        """Return whether the last report said what was expected, and nothing is known since for
+        which the next is due, where so many requests are held by the router."""
+        health, expected = self.health, self.reports.expected
+        if health.is_unreachable or health.died_at_s is not None or self.listed.disbelieved:
+            return False
+        if not expected.is_met or any(self.row.trouble) or not self.load.fullness.is_idle:
+            return False
+        return not num_held and self.load.num_known <= expected.most
+
+    def restart(self, now: float) -> None:
+        """Forget the state of the process before the restart."""
+        health, before_s = self.health, self.health.restarted_at_s
+        health.restarted_at_s, health.died_at_s, health.version = now, None, None
+        self.listed.forget(is_waited_for=now - before_s >= MIN_LIFE_S)
+        self.load.restart()
+
+    @property
+    def num_unfinished(self) -> int:
+        """Sequences here that have not ended: those that are known, or as many as the last report
+        has."""
+        report, known = self.reports.report, self.load.num_known + self.load.foreign.num_foreign
+        return known if report is None else max(known, report.num_running + report.num_waiting)
+
+    def pod_state(self, view: EndpointView) -> PodState:
+        """Return it as those see it who load adapters, given its view now."""
+        report, traits = self.reports.report, self.traits
+        return PodState(
+            view.address,
+            is_up=view.is_ready and not (view._is_silent or view._is_lost),
+            models=self.listed.models,
+            listed_at_s=self.listed.listed_at_s,
+            max_loras=view.max_loras,
+            max_cpu_loras=traits.max_cpu_loras or view.max_loras,
+            max_rank=traits.max_lora_rank,
+            num_pending=view.num_pending + view._num_foreign,
+            pending_by_adapter=view.pending_by_adapter,
+            process=report.process_start_wall_s if report and view.is_known else None,
+            is_resolver=traits.resolver is True,
+            pools=self.endpoint.pools,
+            unsafe_version=view._engine_version if view._mixes_weights else "",
+        )
+
+
+class InFlight(Flight, frozen=True, kw_only=True):
+    """A pick that has not finished, and the endpoint that it is counted at.
+
+    Attributes:
+        trial: Of outlier detection: the result of `Outliers.begin`.
+        place: Of its adapter there, where its first token tells (`cachesize`).
+        group: Of the endpoint when it was picked.
+        probe: Of the endpoint's costs, where its first token tells (`speeds`).
+    """
+
+    pod: EndpointState
+    trial: int = 0
+    place: int | None = None
+    group: str = ""
+    probe: Probe | None = None

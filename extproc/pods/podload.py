@@ -1,0 +1,192 @@
+"""The work of one endpoint: the requests of all routers there that have not ended, and the room
+that is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from extproc.learned.concurrency import Fullness, Room
+from extproc.learned.expected import Expected
+from extproc.learned.prefixes import KvCache
+from extproc.learned.prompts import MAX_AGE_S, Prompts
+from extproc.pods.foreign import ForeignRequests
+from extproc.pods.podadapters import PodAdapters
+from extproc.pods.podrow import PodRow
+from extproc.pods.serverflags import ServerFlags
+
+USUAL_KEPT = 31 / 32
+"""Of the mean time that served requests take, with each."""
+
+
+class PodLoad:
+    """The load of one endpoint. Who changes it writes its row with `settle`, once for all changes
+    of a moment.
+
+    Args:
+        due: Called with the address once so much was sent there that its next report is due.
+
+    Attributes:
+        foreign: The requests of other routers.
+        adapters: That requests are for.
+        num_sequences: Of our requests (`RequestInfo.num_sequences`).
+        num_picks: Of all routers, that were ever counted here.
+        prompts: That are to be computed.
+        max_in_flight: Its configured limit.
+        response_s: Mean time that our requests took of late that it has served; None without one.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        traits: ServerFlags,
+        row: PodRow,
+        expected: Expected,
+        due: Callable[[str], None],
+    ) -> None:
+        self.address, self.row, self._expected, self._due = address, row, expected, due
+        self.max_in_flight = traits.max_in_flight
+        self.foreign = ForeignRequests()
+        self.adapters = PodAdapters(traits, row, self.foreign)
+        self.num_sequences = self.num_picks = 0
+        self.prompts = Prompts(traits.costs)
+        self.kv_cache = KvCache(address)
+        self.fullness, self.room = Fullness(), Room()
+        self.response_s: float | None = None
+
+    def queue(
+        self,
+        pick_id: str | int,
+        adapter: str | None,
+        num_bytes: int,
+        *,
+        num: int = 1,
+        at_s: float,
+        now: float,
+    ) -> None:
+        """Add `num` prompts and an adapter's load, sent at `at_s`, to what is to be computed here.
+
+        Residency is as of the last look: to know it as of now would sort all adapters for each pick
+        of another router.
+        """
+        prompts, adapters = self.prompts, self.adapters
+        if now - at_s <= MAX_AGE_S:  # an older one has been sent before, over another link
+            self.kv_cache.compute(num * num_bytes)
+        load_s = 0.0
+        if adapter is not None and adapter not in adapters.residency.in_flight:
+            load_s = prompts.costs.load_s(adapter, adapters.seen[0], adapters.seen[1])
+        prompts.add(pick_id, num_bytes, load_s, num=num, at_s=at_s, now=now)
+
+    def begin(
+        self,
+        adapter: str | None,
+        priority: int,
+        flow: str,
+        num: int,
+        num_sequences: int,
+        *,
+        at_s: float,
+    ) -> None:
+        """Count requests that were picked at `at_s`, and for whom; `num_known` has them."""
+        self.num_picks += num
+        has_many = self.room.begin(at_s, num_sequences)
+        if adapter is not None:
+            self.adapters.begin(adapter, priority, flow, num, now=at_s)
+        if self._expected.is_due(self.num_known, has_many=has_many):
+            self._due(self.address)
+
+    def end(
+        self,
+        adapter: str | None,
+        num: int,
+        num_sequences: int,
+        took_s: float,
+        *,
+        began_s: float,
+        now: float,
+        has_run: bool,
+    ) -> None:
+        """Stop counting such requests, which took so long in the mean; `has_run` is False if the
+        engine cannot have worked on them."""
+        self.room.end(began_s, num_sequences)
+        if has_run:
+            self.room.took(took_s, num)
+        if adapter is not None:
+            self.adapters.end(adapter, num, now=now, has_run=has_run)
+
+    def note(
+        self, adapter: str | None, priority: int, flow: str, *, now: float, has_run: bool
+    ) -> None:
+        """Note a pick of another endpoint, which refused it: the engine here has worked on it."""
+        if adapter is not None:
+            self.adapters.begin(adapter, priority, flow, 1, now=now)
+            self.adapters.end(adapter, 1, now=now, has_run=has_run)
+        self.settle()
+
+    def served(self, took_s: float) -> None:
+        """Record that it served a request of ours. `settle` is to follow."""
+        self.response_s = took_s + USUAL_KEPT * ((self.response_s or took_s) - took_s)
+
+    def settle(self) -> None:
+        """Write into the row what requests have changed."""
+        row, foreign = self.row, self.foreign
+        columns, number = row.columns, row.number
+        if columns is None:
+            row.touch()
+            return
+        num_there = num_pending = self.num_sequences + foreign.num_told
+        if row.is_known and foreign.num_foreign:
+            num_there += foreign.num_foreign
+            num_pending += foreign.num_steady
+        is_open = self.room.is_open(num_there, self.max_in_flight, is_known=row.is_known)
+        columns.done_s[number] = self.prompts.done_s
+        columns.num_pending[number] = num_pending + row.trouble.num_failed
+        columns.has_room[number] = is_open
+        columns.outdated.add(number)
+
+    def forget_memory(self) -> None:
+        """Forget what the process had in its memory: it is gone."""
+        self.adapters.residency.forget()
+        self.kv_cache.lose()
+        self.kv_cache = KvCache(self.address)
+
+    def restart(self) -> None:
+        """Forget the state of the process before the restart."""
+        self.forget_memory()
+        self.prompts.forget()
+        self.foreign.restart()
+        self.fullness, self.room = Fullness(), Room()
+
+    def fields(self) -> Mapping[str, Any]:
+        """Return what a view has of the load beside what columns have."""
+        foreign, is_known, trouble = self.foreign, self.row.is_known, self.row.trouble
+        return {
+            "num_in_flight": self.num_sequences,
+            "_num_told": foreign.num_told,
+            "_num_unseen": trouble.num_failed + (foreign.num_unseen if is_known else 0),
+            "_num_foreign": foreign.num_foreign - foreign.num_steady if is_known else 0,
+            "is_ejected": trouble.is_ejected,
+            "_is_gone": trouble.is_gone,
+            "_is_suspect": trouble.is_suspect,
+            "is_full": self.is_full,
+            "_response_s": self.response_s,
+        }
+
+    @property
+    def num_known(self) -> int:
+        """Sequences here of requests that routers know of, and that have not ended."""
+        return self.num_sequences + self.foreign.num_told
+
+    @property
+    def num_there(self) -> int:
+        """The sequences there, as far as is known."""
+        return self.num_known + (self.foreign.num_foreign if self.row.is_known else 0)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it refused requests beside as many."""
+        return self.fullness.is_full(self.num_there)
+
+    def places(self) -> tuple[float, int]:
+        """Return for how many sequences it has room, and how many are there: see `Room`."""
+        return self.room.places(self.num_there, self.max_in_flight, is_known=self.row.is_known)

@@ -1,0 +1,191 @@
+"""The requests at one endpoint that have not ended: our own, each by itself, and those of other
+routers, as these tell of them by sums."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+from msgspec import Struct
+
+from extproc.pods.listedmodels import ListedModels
+from extproc.pods.podload import PodLoad
+from extproc.types import Pick
+
+NEAR_S = 0.005
+"""Of the times at which a router tells that a request began and, later, when that was."""
+
+
+class Flight(Struct, frozen=True):
+    """A pick that has not finished.
+
+    Attributes:
+        adapter: That it counts for at its endpoint; None for a base model.
+        num_beside: Unfinished requests there when it was picked.
+    """
+
+    pick: Pick
+    started_at_s: float
+    adapter: str | None = None
+    num_beside: int = 0
+
+
+class OwnRequests:
+    """Our requests there.
+
+    Attributes:
+        flights: By the pick's id, from the oldest on.
+        served_s: When the latest of them that the endpoint has served was made.
+    """
+
+    def __init__(self, load: PodLoad) -> None:
+        self._load = load
+        self.flights: dict[str, Flight] = {}
+        self.served_s = -inf
+
+    def begin(self, flight: Flight) -> None:
+        """Count a pick here."""
+        request, load, at_s = flight.pick.request, self._load, flight.started_at_s
+        num, claim = request.num_sequences, request.claim
+        self.flights[flight.pick.id] = flight
+        load.num_sequences += num
+        load.begin(flight.adapter, claim.priority, claim._flow, 1, num, at_s=at_s)
+        load.settle()
+
+    def end(self, flight: Flight, *, now: float, has_run: bool) -> None:
+        """Stop counting a pick; `has_run` is False if the engine cannot have worked on it.
+        `PodLoad.settle` is to follow.
+        """
+        num, load, at_s = flight.pick.request.num_sequences, self._load, flight.started_at_s
+        del self.flights[flight.pick.id]
+        load.num_sequences -= num
+        load.prompts.end(flight.pick.id, has_run=has_run)
+        load.end(flight.adapter, 1, num, now - at_s, began_s=at_s, now=now, has_run=has_run)
+
+    def had_first_token(self, flight: Flight, at_s: float) -> None:
+        """Record when a pick had its first token: what was sent before it is computed."""
+        load, done_s = self._load, self._load.prompts.done_s
+        load.prompts.computed(flight.started_at_s, now=at_s)
+        if load.prompts.done_s != done_s:
+            load.settle()
+
+    def served(self, started_at_s: float) -> None:
+        """Record that the endpoint has served a pick that was made then."""
+        if started_at_s > self.served_s:
+            self.served_s = started_at_s
+
+    def num_since(self, at_s: float) -> int:
+        """Return the sequences of picks, of all routers, that have not ended and were made after
+        `at_s`."""
+        num = self._load.foreign.num_since(at_s)
+        for flight in reversed(self.flights.values()):
+            if flight.started_at_s <= at_s:
+                break
+            num += flight.pick.request.num_sequences
+        return num
+
+    def newest_s(self, until_s: float) -> float:
+        """Return when the newest pick that was made by then was made; -inf without one."""
+        times_s = (flight.started_at_s for flight in reversed(self.flights.values()))
+        return next((at_s for at_s in times_s if at_s <= until_s), -inf)
+
+
+class PeerPlace(Struct, eq=False):
+    """Counts that another router has told of a place, and where they are counted.
+
+    Attributes:
+        router: Whose it is.
+        name: Of an adapter; "" for none.
+        flow: Whose turns its requests count for (`Claim._flow`); "" for nobody's.
+        there: None while the endpoint is not in the pool.
+        adapter: That requests count for there; None until the endpoint lists the one of that name.
+        registered: The names that it listed when that was looked for.
+        num: The requests that have not ended.
+    """
+
+    router: Any
+    address: str
+    name: str
+    flow: str
+    priority: int
+    there: PeerRequests | None = None
+    adapter: str | None = None
+    registered: frozenset[str] | None = None
+    num: int = 0
+    num_sequences: int = 0
+
+
+class PeerRequests:
+    """The requests that are told of. `PodLoad.settle` is to follow all that changes them.
+
+    Attributes:
+        load: The endpoint's, which counts them.
+        places: The places that routers have told of.
+    """
+
+    def __init__(self, load: PodLoad, listed: ListedModels) -> None:
+        self.load, self._listed = load, listed
+        self.places: dict[PeerPlace, None] = {}
+
+    def begin(
+        self, place: PeerPlace, num: int, num_sequences: int, num_bytes: int, *, now: float
+    ) -> None:
+        """Count requests that have just been sent, with so many bytes of prompts."""
+        if place.registered is not self._listed.registered and not place.num:
+            self._name(place)
+        load, adapter = self.load, place.adapter
+        place.num += num
+        place.num_sequences += num_sequences
+        load.queue(load.num_picks, adapter, num_bytes // num, num=num, at_s=now, now=now)
+        load.foreign.began(num, num_sequences, now)
+        load.begin(adapter, place.priority, place.flow, num, num_sequences, at_s=now)
+
+    def end(
+        self,
+        place: PeerPlace,
+        num: int,
+        num_sequences: int,
+        took_s: float,
+        *,
+        now: float,
+        has_run: bool,
+    ) -> None:
+        """Stop counting requests, which took so long in the mean; see `OwnRequests.end`."""
+        began_s, load, adapter = now - took_s, self.load, place.adapter
+        place.num -= num
+        place.num_sequences -= num_sequences
+        load.foreign.ended(num, num_sequences, began_s, now)
+        from_s = began_s - NEAR_S if num == 1 else -inf  # of several the mean is known
+        load.prompts.ended(num, from_s, began_s + NEAR_S, now=now, has_run=has_run)
+        load.end(adapter, num, num_sequences, took_s, began_s=began_s, now=now, has_run=has_run)
+
+    def recount(self, place: PeerPlace, num: int, num_sequences: int, *, now: float) -> None:
+        """Count so many requests more, or less: what was told of them was lost."""
+        if not place.num:
+            self._name(place)
+        load, adapter = self.load, place.adapter
+        place.num += num
+        place.num_sequences += num_sequences
+        load.foreign.recount(num, num_sequences)
+        if num > 0:
+            load.num_picks += num
+            if adapter is not None:
+                load.adapters.begin(adapter, place.priority, place.flow, num, now=now)
+        elif num < 0:
+            load.prompts.ended(-num, -inf, inf, now=now, has_run=True)
+            if adapter is not None:
+                load.adapters.end(adapter, -num, now=now, has_run=True)
+
+    def listed(self, *, now: float) -> None:
+        """Count the requests whose adapter the endpoint has not listed before, if it does now."""
+        for place in self.places:
+            if place.num and place.adapter is None:
+                adapter, adapters = self._name(place), self.load.adapters
+                if adapter is not None:
+                    adapters.begin(adapter, place.priority, place.flow, place.num, now=now)
+
+    def _name(self, place: PeerPlace) -> str | None:
+        """Find the adapter of a place for which no requests are counted, and return it."""
+        place.registered, card = self._listed.registered, self._listed.card_of(place.name)
+        place.adapter = None if card is None or card.parent is None else card.id
+        return place.adapter
