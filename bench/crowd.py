@@ -36,7 +36,7 @@ from bench.pods import (
 from bench.processes import get, raise_file_limit
 from extproc.peers.dialler import PeerDialler
 from extproc.peers.links import METHOD
-from extproc.service.peering import TICK_S
+from extproc.peers.peering import TICK_S
 from extproc.stack.processes import ChildProcess, StackError
 from extproc.wire import server as wire
 

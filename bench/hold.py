@@ -42,7 +42,7 @@ _GRPC_HEADERS = {"content-type": "application/grpc", "te": "trailers"}
 Row = dict[str, Any]
 
 
-def rows(args: argparse.Namespace, transport: Variant) -> list[Row]:
+def rows(args: argparse.Namespace) -> list[Row]:
     """Return what became of each kind of burst.
 
     Raises:
@@ -51,14 +51,14 @@ def rows(args: argparse.Namespace, transport: Variant) -> list[Row]:
     hold = {"policy": {"name": "bench.holdpolicy:Hold", "args": {"hold_s": args.hold}}}
     overload = {"request": {"max_hold_s": _OVERLOAD_HOLD_S}}
     timeout_s, num = args.message_timeout, args.requests
-    held = StackOptions(transport, message_timeout_s=timeout_s, router=hold)
-    full = StackOptions(transport, Plan(_OVERLOADED_PODS), timeout_s, overload)
+    held = StackOptions(Variant.WIRE, message_timeout_s=timeout_s, router=hold)
+    full = StackOptions(Variant.WIRE, Plan(_OVERLOADED_PODS), timeout_s, overload)
     num_direct = args.connections * max(1, round(args.seconds))
     return [
         _row("hold", held, num, args.hold, body_bytes=args.body_bytes),
         _row("overload", full, num, _OVERLOAD_HOLD_S, body_bytes=_LONG_BODY_BYTES),
         _row(
-            *("connections", StackOptions(transport), num_direct, args.seconds),
+            *("connections", StackOptions(Variant.WIRE), num_direct, args.seconds),
             num_connections=args.connections,
         ),
     ]
@@ -90,7 +90,7 @@ def _row(
         requests = burst.result()
         seconds = [each for _, each in requests] or [0.0]
         return {
-            **{"kind": kind, "transport": options.variant, "num_requests": num_requests},
+            **{"kind": kind, "num_requests": num_requests},
             "statuses": dict(Counter(status for status, _ in requests)),
             "num_held": num_held,
             "p50_s": percentile(seconds, 50),
@@ -133,11 +133,11 @@ def is_good(row: Row) -> bool:
 
 
 def _render(found: Sequence[Row]) -> str:
-    header = ["burst", "transport", "requests", "held at once", "statuses", "p50 / max s"]
+    header = ["burst", "requests", "held at once", "statuses", "p50 / max s"]
     header += ["router MB", "Envoy MB", "Envoy's faults", "abuse"]
     cells = [
         [
-            *(str(each[name]) for name in ("kind", "transport", "num_requests", "num_held")),
+            *(str(each[name]) for name in ("kind", "num_requests", "num_held")),
             _counts(each["statuses"]),
             f"{each['p50_s']:.1f} / {each['max_s']:.1f}",
             f"{each['rss_before_mb']:.0f} -> {each['held_mb']:.0f}, most {each['peak_mb']:.0f}",
@@ -155,19 +155,19 @@ def _counts(counts: Mapping[Any, int]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run all; the exit status is 1 where a request on our own transport was not answered."""
+    """Run all; the exit status is 1 where a request was not answered."""
     args = _parse(arguments)
     try:
         require("h2load")
         raise_file_limit()
         machine = describe()
-        found = [row for transport in args.transports for row in rows(args, transport)]
+        found = rows(args)
     except StackError as error:
         print(f"bench-hold: {error}", file=sys.stderr)
         return 1
     print(_render(found))
     keep("hold", args, machine, {"rows": found})
-    return 0 if all(is_good(each) for each in found if each["transport"] == Variant.WIRE) else 1
+    return 0 if all(is_good(each) for each in found) else 1
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -180,7 +180,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--body-bytes", type=int, default=308)
     add("--connections", type=int, help="to the router (default 1000)")
     add("--seconds", type=float, help="that they stay (default 10)")
-    add("--transports", type=Variant, nargs="+", default=[Variant.GRPCIO, Variant.WIRE])
     args = options.parse_args(arguments)
     args.requests = args.requests or (1000 if args.quick else 10_000)
     args.hold = args.hold or (3.0 if args.quick else 15.0)

@@ -23,7 +23,7 @@ Figures = Mapping[str, float | None]
 _FOLDER = Path(__file__).parent
 _BUSY = 0.3
 """Load per core before the start from which on figures say more about the rest than about us."""
-_NAMES = {"none": "no ext_proc", "empty": "empty grpc.aio", "grpcio": "least_harm on grpcio"}
+_NAMES = {"none": "no ext_proc", "empty": "empty grpc.aio"}
 _AT_REST = {
     "cores, pages that stay": "idle/quiet_cores",
     "cores, pages that change": "idle/busy_cores",

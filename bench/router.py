@@ -15,13 +15,12 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
 from bench.hotpath import DrivenLoop
 from extproc.config.file import parse_config
+from extproc.config.liveconfig import LiveConfig
 from extproc.lab.fakepod.formats import model_list
 from extproc.pods.accounting import DecisionRecord
 from extproc.routing.policies import LeastPending
 from extproc.service.adminport import make_feed
 from extproc.service.clocks import Clocks
-from extproc.service.gauges import add_gauges
-from extproc.service.liveconfig import LiveConfig
 from extproc.service.parts import Parts
 from extproc.types import Choice, Endpoint, LoadReport, Pick, RequestInfo, Snapshot, Wait
 from extproc.wire.rpc import Call, Code, Session
@@ -93,7 +92,8 @@ class BenchedRouter:
         clocks = Clocks(lambda: loop.now, lambda: 1e9 + loop.now, self.rng)
         self.parts = parts = Parts(config, HoldTenants(), None, clocks=clocks)
         live = LiveConfig(config, None, "", parse=parse_config, configure=parts.configure)
-        add_gauges(parts, live, parts.why_not_ready)
+        parts.add_metrics(lambda: not parts.why_not_ready())
+        live.add_metrics(parts.telemetry)
         self.feed = make_feed(parts, parts.why_not_ready)
         self.set_endpoints(self.addresses)
         for address in self.addresses:

@@ -86,7 +86,6 @@ COLUMNS = {
     "empty": Column(Variant.EMPTY),
     "founding": Column(Variant.WIRE, "founding"),
     "least_harm": Column(Variant.WIRE, "least_harm"),
-    "grpcio": Column(Variant.GRPCIO, "least_harm"),
     "other founding": Column(Variant.OTHER, "founding"),
     "other least_harm": Column(Variant.OTHER, "least_harm"),
 }
@@ -237,7 +236,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the options."""
     options = parser("run", __doc__)
     add = options.add_argument
-    add("--aims", action="store_true", help="fewer cells of 4 s, without grpcio: 12 minutes")
+    add("--aims", action="store_true", help="fewer cells of 4 s: 12 minutes")
     add("--seconds", type=float, help="of load in each cell (default 6)")
     add("--rounds", type=int, help="(default 3)")
     add("--columns", nargs="+", choices=COLUMNS, metavar="COLUMN")
@@ -251,8 +250,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     args = options.parse_args(arguments)
     if args.columns is None:
         args.columns = [name for name in COLUMNS if not name.startswith("other")]
-        if args.aims:
-            args.columns.remove("grpcio")
     if args.other is not None and Variant.OTHER not in [COLUMNS[c].variant for c in args.columns]:
         args.columns += [name for name in COLUMNS if name.startswith("other")]
     args.columns += _under(args.pythons)

@@ -60,7 +60,7 @@ def find_faults(last: dict[str, float], envoy: Mapping[str, int], load_errors: i
         faults.append(f"Envoy started {began} streams and closed {closed}")
     if (picks := total(last, "extproc_picks_total")) > began:
         faults.append(f"{picks:.0f} picks from {began} streams")
-    # Health checks and access logs are streams, too, but not ext_proc's. All are 0 on grpcio.
+    # Health checks and access logs are streams, too, but not ext_proc's.
     wire = by_label(last, "extproc_wire_streams_total", "end")
     if any(wire.values()) and sum(wire.values()) < began:
         faults.append(f"Envoy started {began} streams, {wire} ended here")
@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         require("wrk")
         raise_file_limit()
         machine = describe()
-        with running(StackOptions(args.transport, _PODS)) as stack:
+        with running(StackOptions(Variant.WIRE, _PODS)) as stack:
             time.sleep(_SETTLE_S)
             result = soak(stack, args)
     except StackError as error:
@@ -147,7 +147,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--seconds", type=float, help="(default 1800)")
     add("--rate", type=float, default=2000.0, help="requests a second, cut ones too")
     add("--interval", type=float, help="seconds between samples (default 10)")
-    add("--transport", type=Variant, default=Variant.WIRE)
     args = options.parse_args(arguments)
     args.seconds = args.seconds or (10.0 if args.quick else 1800.0)
     args.interval = args.interval or (1.0 if args.quick else 10.0)

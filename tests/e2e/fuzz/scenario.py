@@ -24,7 +24,7 @@ import uvloop
 from bench.figures import abuse_of, by_label, total, within_s
 from bench.processes import raise_file_limit
 from extproc.envoy.bootstrap import BootstrapOptions, Mode
-from extproc.service.configured import body_share_bytes
+from extproc.wire.memory import body_share_bytes
 from tests.e2e.fuzz.attack import BROKE, Plan, Tally
 from tests.e2e.fuzz.field import SESSION_HEADER
 from tests.e2e.fuzz.honest import OK, HonestClients, summarise
