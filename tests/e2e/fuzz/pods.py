@@ -116,16 +116,20 @@ async def extreme_numbers(visit: Visit) -> None:
 
 
 @functools.cache
+def _many_names() -> str:
+    return ",".join(f"{number:x}" for number in range(_MIB))
+
+
+@functools.cache
 def _fat_page(kind: int) -> bytes:
     num = 15 * _MIB // 2
-    many = ",".join(f"{number:x}" for number in range(_MIB))
     return (
         page("fat")
         + (
-            lambda: lora_line(many, "1.7e9").encode(),
+            lambda: lora_line(_many_names(), "1.7e9").encode(),
             lambda: b"".join(
-                lora_line(many[8192 * n : 8192 * n + 8192], f"{1.7e9 + n}").encode()
-                for n in range(len(many) // 8192)
+                lora_line(_many_names()[8192 * n : 8192 * n + 8192], f"{1.7e9 + n}").encode()
+                for n in range(len(_many_names()) // 8192)
             ),
             lambda: b"".join(
                 b'vllm:num_requests_running{engine="%d"} 0\n' % n for n in range(num // 46)
@@ -149,9 +153,14 @@ _NUM_FAT: Final = 9
 async def fat_list(visit: Visit) -> None:
     """A list of models of as many objects or as long names as there may be."""
     part = visit.rng.choice(('{"id":"a%d"},', '{"id":"a%d","root":"' + "r" * 300 + '"},', "{},"))
+    await visit.behave(listed=lambda: _fat_list(part))
+
+
+@functools.cache
+def _fat_list(part: str) -> bytes:
     num = 4 * _MIB // (len(part) + 5)
     entries = "".join(part % n if "%" in part else part for n in range(num))
-    await visit.behave(listed=lambda: f'{{"data":[{entries}{{}}]}}'.encode())
+    return f'{{"data":[{entries}{{}}]}}'.encode()
 
 
 async def false_counters(visit: Visit) -> None:
