@@ -310,6 +310,24 @@ async def test_while_the_loop_is_late_a_visit_is_given_up_later() -> None:
     assert visits.failures == [(B.address, "timed out")]
 
 
+@in_virtual_time
+async def test_of_many_new_endpoints_few_are_visited_in_one_turn_of_the_loop() -> None:
+    """All get there: those that leave before their turn keep nobody from theirs."""
+    visits, many = Visits(), [Endpoint(f"10.0.1.{number}:8000") for number in range(100)]
+    most = num_before = 0
+    async with running(visits, interval_s=HOUR_S) as loops:
+        loops.set_endpoints(many)
+        for turn in range(40):
+            if turn == 2:
+                loops.set_endpoints(many[50:])
+            await asyncio.sleep(0)
+            most, num_before = max(most, len(visits.made) - num_before), len(visits.made)
+
+    assert visits.made.keys() >= {each.address for each in many[50:]}
+    assert len(visits.made) < len(many)
+    assert most <= 8
+
+
 async def test_a_refused_connection_is_unreachable_and_a_timeout_is_not() -> None:
     visits = Visits()
     client, nowhere = PodClient(), URL(f"http://127.0.0.1:{unused_port()}/")
