@@ -32,8 +32,8 @@ from bench.checkouts import run
 from bench.figures import percentile
 from bench.peers import Heard
 from extproc.adapters.declared import Declaration
-from extproc.fleet.peerpicks import pick_ids
-from extproc.fleet.pool import Pool, PoolSettings
+from extproc.pods.peerpicks import pick_ids
+from extproc.pods.pool import Pool, PoolSettings
 from extproc.queue import HoldQueue
 from extproc.routing.catalog import Catalog
 from extproc.routing.picker import Picker

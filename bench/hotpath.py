@@ -24,8 +24,8 @@ from bench.envoys import adapter_names, metrics_page
 from bench.load import chat_body
 from bench.recording import BODY_BYTES, RECORDED, Ended, Recording, answered
 from extproc.config.file import parse_config
-from extproc.fleet.engines import PROFILES
-from extproc.fleet.exposition import parse_report
+from extproc.reports.engines import PROFILES
+from extproc.reports.exposition import parse_report
 from extproc.service.clocks import Clocks
 from extproc.service.parts import Parts
 from extproc.service.routing import make_policy
@@ -244,7 +244,7 @@ class HotPath:
 def _reader() -> Callable[[bytes], LoadReport]:
     """Return what reads the pages of one pod, of older checkouts each as a whole."""
     try:
-        pages = import_module("extproc.fleet.pagereader")
+        pages = import_module("extproc.reports.pagereader")
     except ModuleNotFoundError:
         return partial(parse_report, profile=PROFILES["vllm"])
     read: Callable[[bytes], LoadReport] = pages.PageReader(PROFILES["vllm"]).read

@@ -26,8 +26,8 @@ from bench.processes import memory
 from bench.router import BUFFERED, FULL_DUPLEX, BenchedRouter, Loop, body_message
 from extproc.adapters.declared import Declaration
 from extproc.adapters.planner import Planner
-from extproc.fleet.models import decode_models
 from extproc.queue.status import describe_queue
+from extproc.reports.models import decode_models
 from extproc.service.garbage import GC_THRESHOLDS
 from extproc.types import ModelCard, RequestInfo
 

@@ -6,15 +6,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from time import process_time
 
-from extproc.fleet.peerpicks import pick_ids
-from extproc.fleet.pool import InFlight, PoolSettings
-from extproc.fleet.tracked import Tracked
 from extproc.observe.observers import Observers
 from extproc.peers.adapterpeers import AdapterPeers, AdapterUpdate
 from extproc.peers.encoding import PickUpdate
 from extproc.peers.links import Links, PeersService
 from extproc.peers.relay import Relay
 from extproc.peers.telling import FLUSH_S, Hearing, Telling
+from extproc.pods.peerpicks import pick_ids
+from extproc.pods.pool import InFlight, PoolSettings
+from extproc.pods.tracked import Tracked
 from extproc.routing.router import Router
 from extproc.types import Endpoint, Pick, RequestInfo
 from extproc.wire.rpc import Call, Code, Method, Session

@@ -15,7 +15,7 @@ from typing import Any
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
 from extproc.config.file import parse_config
-from extproc.fleet.accounting import DecisionRecord
+from extproc.pods.accounting import DecisionRecord
 from extproc.routing.policies import LeastPending
 from extproc.service.adminport import make_feed
 from extproc.service.clocks import Clocks

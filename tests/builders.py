@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable
 from math import inf
 from typing import Any
 
-from extproc.fleet.accounting import Completion
-from extproc.fleet.flights import Trust
-from extproc.fleet.listeners import PickObserver
-from extproc.fleet.peerpicks import pick_ids
-from extproc.fleet.pool import Pool, PoolSettings
+from extproc.pods.accounting import Completion
+from extproc.pods.flights import Trust
+from extproc.pods.listeners import PickObserver
+from extproc.pods.peerpicks import pick_ids
+from extproc.pods.pool import Pool, PoolSettings
 from extproc.queue import HoldQueue, Waiting
 from extproc.request.messages import BodyMode, RequestHeaders
 from extproc.routing.catalog import Catalog

@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 from extproc.costs import Costs
-from extproc.fleet.columns import Columns, Resident
+from extproc.pods.columns import Columns, Resident
 from extproc.routing.picker import Picker
 from extproc.types import EndpointView, Pick, Rejection, RequestInfo, Snapshot, Wait
 from tests.builders import BASE, endpoint_view

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from extproc.fleet.picksums import PickSums, Sums
-from extproc.fleet.pool import InFlight, Pool, PoolSettings
-from extproc.fleet.tracked import Tracked
+from extproc.pods.picksums import PickSums, Sums
+from extproc.pods.pool import InFlight, Pool, PoolSettings
+from extproc.pods.tracked import Tracked
 from extproc.types import Endpoint
 from tests.builders import address, pick, request
 

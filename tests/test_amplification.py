@@ -42,22 +42,22 @@ from extproc.envoy import completions, eds
 from extproc.envoy.completions import CompletionService
 from extproc.errors import ExtprocError, ProtocolError
 from extproc.files.yamltext import load_yaml
-from extproc.fleet import exposition
-from extproc.fleet.accounting import Completion
-from extproc.fleet.engines import PROFILES
-from extproc.fleet.exposition import parse_report
-from extproc.fleet.longpages import Room
-from extproc.fleet.models import decode_models
-from extproc.fleet.orca import parse_orca
-from extproc.fleet.pagereader import PageReader
-from extproc.fleet.podasks import _read_version
-from extproc.fleet.podclient import _Connection
-from extproc.fleet.pool import Pool
-from extproc.fleet.textformat import read_labels
 from extproc.gen.peers_pb2 import PeerMessage
 from extproc.peers import link
 from extproc.peers.encoding import decode as decode_picks
 from extproc.peers.encoding import decode_adapters
+from extproc.pods.accounting import Completion
+from extproc.pods.pool import Pool
+from extproc.reports import exposition
+from extproc.reports.engines import PROFILES
+from extproc.reports.exposition import parse_report
+from extproc.reports.longpages import Room
+from extproc.reports.models import decode_models
+from extproc.reports.orca import parse_orca
+from extproc.reports.pagereader import PageReader
+from extproc.reports.podasks import _read_version
+from extproc.reports.podclient import _Connection
+from extproc.reports.textformat import read_labels
 from extproc.request.codec import MAX_BESIDE_BODY_BYTES, Codec
 from extproc.request.multipart import FormReader
 from tests.builders import fill

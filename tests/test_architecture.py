@@ -386,7 +386,7 @@ def test_what_is_set_outside_of_its_class_is_found() -> None:
 
 def test_policies_see_snapshots_and_never_the_pool() -> None:
     for room in ours("routing.picker", "routing.admission", "routing.policies"):
-        assert list(wrong(room, lambda _, imported: imported != "extproc.fleet.pool")) == []
+        assert list(wrong(room, lambda _, imported: imported != "extproc.pods.pool")) == []
 
 
 def test_only_the_codec_and_the_services_import_protobuf_messages() -> None:

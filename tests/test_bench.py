@@ -26,8 +26,8 @@ from bench.crowdpods import Pod
 from bench.peers import Heard
 from bench.processes import memory
 from bench.scenario import unbalanced
-from extproc.fleet.engines import PROFILES
-from extproc.fleet.exposition import parse_report
+from extproc.reports.engines import PROFILES
+from extproc.reports.exposition import parse_report
 from extproc.routing.catalog import Catalog
 from extproc.routing.picker import Picker
 from extproc.routing.policies import BUILT_IN

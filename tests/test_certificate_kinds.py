@@ -30,12 +30,12 @@ from extproc.discovery.kubernetes.api import KubernetesClient
 from extproc.discovery.kubernetes.store import ApiError
 from extproc.envoy.health import HealthService
 from extproc.files.tls import HTTP2, client_context, server_context, system_context
-from extproc.fleet.podclient import PodClient
-from extproc.fleet.podhttp import FAILURES, describe
 from extproc.lab.loadtest.listing import TargetError, fetch_listing
 from extproc.observe.decisions import DecisionsService
 from extproc.observe.tracing import otlp_exporter
 from extproc.observe.watchclient import WatchError, watch
+from extproc.reports.podclient import PodClient
+from extproc.reports.podhttp import FAILURES, describe
 from extproc.wire import server as wire
 from extproc.wire.grpcio import GrpcioServer
 from extproc.wire.tls import Certificates, server_credentials

@@ -16,20 +16,20 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.bounds import MAX_COUNT
 from extproc.errors import ExpositionError
-from extproc.fleet.accounting import Accounting
-from extproc.fleet.engines import PROFILES
-from extproc.fleet.evidence import StreamEnd
-from extproc.fleet.exposition import parse_report
-from extproc.fleet.models import ModelsError, decode_models
-from extproc.fleet.orca import parse_orca
-from extproc.fleet.slowness import SlowPods
 from extproc.gen import decisions_pb2
+from extproc.learned.evidence import StreamEnd
+from extproc.learned.slowness import SlowPods
 from extproc.observe.attainment import Attainment
 from extproc.observe.decisionmessages import describe, encode
 from extproc.observe.decisions import DecisionsService
 from extproc.observe.observers import NAMES, Observers
 from extproc.observe.telemetry import Telemetry
 from extproc.passes import last
+from extproc.pods.accounting import Accounting
+from extproc.reports.engines import PROFILES
+from extproc.reports.exposition import parse_report
+from extproc.reports.models import ModelsError, decode_models
+from extproc.reports.orca import parse_orca
 from extproc.routing.modelroutes import ModelRoute, ModelRoutes
 from extproc.routing.policies import BUILT_IN
 from extproc.service.admin import describe_snapshot

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from extproc.fleet.pool import Pool
+from extproc.pods.pool import Pool
 from extproc.tenancy import Claim, SlotUse
 from tests.builders import address, fill, pick, report, request
 from tests.otherrouters import OtherRouter

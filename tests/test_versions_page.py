@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from extproc import __version__
-from extproc.fleet.engines import PROFILES
+from extproc.reports.engines import PROFILES
 
 ROOT = Path(__file__).parents[1]
 VERSIONS = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")

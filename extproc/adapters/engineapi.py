@@ -23,10 +23,10 @@ from yarl import URL
 from extproc.adapters import effect
 from extproc.adapters.states import Failure, Result
 from extproc.bounds import has_few_values
-from extproc.fleet.engines import EngineProfile
-from extproc.fleet.podclient import PodClient
-from extproc.fleet.podhttp import FAILURES, ResponseError, describe, describe_status
 from extproc.phrases import shortened
+from extproc.reports.engines import EngineProfile
+from extproc.reports.podclient import PodClient
+from extproc.reports.podhttp import FAILURES, ResponseError, describe, describe_status
 
 LOAD_TIMEOUT_S: Final = 60.0
 UNLOAD_TIMEOUT_S: Final = 10.0

@@ -20,7 +20,7 @@ from extproc.adapters.states import (
     Kind,
     Result,
 )
-from extproc.fleet.podstate import PodState
+from extproc.pods.podstate import PodState
 
 SHARED_PAUSE_S = 15.0
 """The longest pause where several adapters in a row time out or do not show on a pod. The trouble

@@ -26,8 +26,8 @@ from extproc.adapters.states import (
     VersionStatus,
 )
 from extproc.adapters.versions import Kept
-from extproc.fleet.podstate import PodState
 from extproc.passes import at_once
+from extproc.pods.podstate import PodState
 
 
 class Planner(Book):

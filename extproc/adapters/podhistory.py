@@ -16,7 +16,7 @@ from math import inf
 from msgspec import Struct
 
 from extproc.adapters.states import Failure
-from extproc.fleet.podstate import PodState
+from extproc.pods.podstate import PodState
 from extproc.types import ModelCard
 
 RESTART_TOLERANCE_S = 1.0

@@ -31,7 +31,7 @@ def check_pod(
     from extproc.commands.checks import render
     from extproc.files.reading import describe_failure, read_key
     from extproc.files.tls import client_context
-    from extproc.fleet.engines import PROFILES
+    from extproc.reports.engines import PROFILES
 
     if engine not in PROFILES:
         raise failure(f"--engine {engine}: allowed: {', '.join(sorted(PROFILES))}")

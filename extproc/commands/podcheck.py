@@ -11,9 +11,9 @@ from yarl import URL
 
 from extproc.commands.checks import Check, tried
 from extproc.commands.podprobes import OPTIONAL, REQUIRED, Pod, Response
-from extproc.fleet.engines import EngineProfile
-from extproc.fleet.podclient import PodClient
-from extproc.fleet.podhttp import FAILURES, describe
+from extproc.reports.engines import EngineProfile
+from extproc.reports.podclient import PodClient
+from extproc.reports.podhttp import FAILURES, describe
 
 _MAX_BODY_BYTES = 64 * 1024 * 1024  # of a response: a page of metrics may have megabytes
 

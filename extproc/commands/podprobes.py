@@ -18,12 +18,12 @@ import msgspec
 
 from extproc.adapters import effect
 from extproc.commands.checks import Evidence, UntriedError
-from extproc.fleet.engines import EngineProfile
-from extproc.fleet.exposition import parse_report
-from extproc.fleet.models import decode_models
-from extproc.fleet.podhttp import ResponseError
-from extproc.fleet.podstate import mixes_weights
 from extproc.openai import Spelling
+from extproc.pods.podstate import mixes_weights
+from extproc.reports.engines import EngineProfile
+from extproc.reports.exposition import parse_report
+from extproc.reports.models import decode_models
+from extproc.reports.podhttp import ResponseError
 from extproc.types import LoadReport, ModelCard
 
 _UNKNOWN_MODEL = "extproc-check-pod-no-such-model"

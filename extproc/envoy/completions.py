@@ -35,9 +35,9 @@ from extproc.bounds import (
     MAX_STATUS,
     between,
 )
-from extproc.fleet.accounting import Completion
-from extproc.fleet.evidence import FULL_STATUSES, Evidence, by_status
+from extproc.learned.evidence import FULL_STATUSES, Evidence, by_status
 from extproc.passes import TimerHandle, Turns, make_all
+from extproc.pods.accounting import Completion
 from extproc.protocol import PICK_ID_KEY, PICK_NAMESPACE
 from extproc.types import Outcome
 from extproc.wire.rpc import Call, Code, Metadata, Method, Session

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from extproc.fleet.accounting import DecisionRecord
 from extproc.gen import decisions_pb2
 from extproc.observe.explanation import describe_result, explain
 from extproc.observe.outcomes import describe_outcome, tell_outcome
+from extproc.pods.accounting import DecisionRecord
 from extproc.types import Pick
 
 

@@ -24,11 +24,11 @@ from dataclasses import KW_ONLY, dataclass, field
 from itertools import count, islice
 from typing import Any
 
-from extproc.fleet.accounting import DecisionRecord, End
-from extproc.fleet.columns import Candidates
 from extproc.observe.decisionmessages import describe, encode, encode_end, time_text
 from extproc.observe.watcher import Watcher, is_about
 from extproc.phrases import short
+from extproc.pods.accounting import DecisionRecord, End
+from extproc.pods.columns import Candidates
 from extproc.types import Pick
 from extproc.wire.rpc import Call, Metadata, Method, Session
 

@@ -18,9 +18,9 @@ from math import inf
 
 from prometheus_client.metrics_core import Metric
 
-from extproc.fleet.accounting import Ended
 from extproc.observe.attainment import CappedLabel
 from extproc.observe.counters import Histograms
+from extproc.pods.accounting import Ended
 from extproc.types import Outcome
 
 MAX_UNCOUNTED = 2048

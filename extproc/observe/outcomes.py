@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from extproc.bounds import MAX_ATTEMPTS, MAX_DURATION_S, MAX_STATUS, between, plain, whole
-from extproc.fleet.accounting import Completion, DecisionRecord, End, first_token_s
 from extproc.phrases import duration, short
+from extproc.pods.accounting import Completion, DecisionRecord, End, first_token_s
 from extproc.types import Outcome, Pick
 
 MAX_TEXT_CHARS = 1024

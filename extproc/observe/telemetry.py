@@ -28,12 +28,12 @@ from prometheus_client.core import (
 )
 from prometheus_client.metrics_core import Metric
 
-from extproc.fleet.accounting import Ended
 from extproc.observe.attainment import CappedLabel
 from extproc.observe.counters import Counter, Histogram, labelled
 from extproc.observe.endpointmetrics import endpoint_families
 from extproc.observe.explanation import chosen_terms
 from extproc.observe.latencies import Latencies
+from extproc.pods.accounting import Ended
 from extproc.queue import Ticket
 from extproc.tenancy import Claim
 from extproc.types import Outcome, Pick, Reason, Rejection, Snapshot, Wait

@@ -25,8 +25,8 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from extproc.address import Address
 from extproc.files.refusals import tls_failure
-from extproc.fleet.loops import choose_backoff_s
-from extproc.fleet.podhttp import describe
+from extproc.reports.loops import choose_backoff_s
+from extproc.reports.podhttp import describe
 from extproc.wire.rpc import Call, Code, Session
 
 log = logging.getLogger(__name__)

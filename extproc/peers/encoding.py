@@ -7,7 +7,9 @@ from itertools import islice
 from typing import NamedTuple
 
 from extproc.bounds import MAX_ENDPOINTS, plain, whole
-from extproc.fleet.picksums import (
+from extproc.gen import peers_pb2
+from extproc.peers.adapterpeers import AdapterUpdate, Trouble
+from extproc.pods.picksums import (
     MAX_ADAPTER_CHARS,
     MAX_CHANGES,
     MAX_FLOW_CHARS,
@@ -17,8 +19,6 @@ from extproc.fleet.picksums import (
     PlaceSum,
     Sums,
 )
-from extproc.gen import peers_pb2
-from extproc.peers.adapterpeers import AdapterUpdate, Trouble
 from extproc.queue import Waiting
 from extproc.queue.waiting import MAX_AHEAD, Ahead
 

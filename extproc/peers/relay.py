@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from extproc.fleet.peerpicks import router_of
+from extproc.pods.peerpicks import router_of
 
 Send = Callable[[Sequence[bytes]], None]
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from math import inf
 
-from extproc.fleet.picksums import PickSums, Sums
-from extproc.fleet.pool import InFlight
 from extproc.observe.observers import Observers
 from extproc.observe.telemetry import Telemetry
 from extproc.peers.adapterpeers import AdapterPeers, AdapterUpdate
 from extproc.peers.encoding import PickUpdate, encode
 from extproc.peers.links import Links
+from extproc.pods.picksums import PickSums, Sums
+from extproc.pods.pool import InFlight
 from extproc.queue import Waiting
 from extproc.queue.plan import tokens_of
 from extproc.queue.waiting import NOBODY

@@ -23,7 +23,7 @@ from itertools import chain
 from math import inf, log
 from typing import NamedTuple
 
-from extproc.fleet.columns import Columns
+from extproc.pods.columns import Columns
 from extproc.queue.plan import Plan
 from extproc.queue.tickets import Ticket
 from extproc.tenancy import Claim, SlotUse

@@ -17,7 +17,7 @@ from msgspec.structs import astuple
 from extproc import rejections
 from extproc.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
 from extproc.errors import ProtocolError, RequestError
-from extproc.fleet.prefixes import MARKS_BYTES, prefix_hashes
+from extproc.learned.prefixes import MARKS_BYTES, prefix_hashes
 from extproc.openai import Spelling, check_model
 from extproc.paths import (
     GENERATING_PATHS,

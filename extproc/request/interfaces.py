@@ -9,7 +9,7 @@ from typing import Protocol
 
 from msgspec import Struct, field
 
-from extproc.fleet.evidence import StreamEnd
+from extproc.learned.evidence import StreamEnd
 from extproc.paths import RouteTable
 from extproc.queue import Ticket
 from extproc.request.controlheaders import REMOVED_HEADERS

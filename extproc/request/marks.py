@@ -20,8 +20,8 @@ from math import inf
 
 from extproc.address import is_in_subset
 from extproc.bounds import MAX_REQUEST_ID_CHARS
-from extproc.fleet.lately import Lately
-from extproc.fleet.peerpicks import router_of
+from extproc.learned.lately import Lately
+from extproc.pods.peerpicks import router_of
 from extproc.protocol import DESTINATION_KEY, MARK_HEADER
 from extproc.types import Pick
 

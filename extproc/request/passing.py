@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from extproc.fleet.evidence import Evidence, StreamEnd, by_status
+from extproc.learned.evidence import Evidence, StreamEnd, by_status
 from extproc.request import messages as m
 from extproc.request.body import pieces
 from extproc.request.interfaces import StreamSettings

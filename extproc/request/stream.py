@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from extproc import rejections
 from extproc.errors import ProtocolError, RequestError
-from extproc.fleet.evidence import StreamEnd
+from extproc.learned.evidence import StreamEnd
 from extproc.paths import Route, RouteKind
 from extproc.queue import Ticket
 from extproc.request import messages as m

@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from extproc.address import is_in_subset
 from extproc.costs import BYTES_PER_TOKEN
-from extproc.fleet.pool import Pool
-from extproc.fleet.prefixes import renamed
+from extproc.learned.prefixes import renamed
 from extproc.openai import NAMES_A_PASS, Encoded, list_in_passes
 from extproc.passes import last
 from extproc.paths import ONE_PROMPT_PATHS
+from extproc.pods.pool import Pool
 from extproc.rejections import adapters_unknown, model_not_found, no_endpoints
 from extproc.routing.catalog import Catalog
 from extproc.routing.modelroutes import ModelRoutes

@@ -20,9 +20,9 @@ from msgspec.structs import replace
 
 from extproc.address import is_in_subset
 from extproc.bounds import MAX_SLUG_CHARS, plain
-from extproc.fleet.columns import Candidates, Columns
 from extproc.paths import NO_PATH, RESPONSES_PATH
 from extproc.phrases import FOR_POD, FOR_ROOM
+from extproc.pods.columns import Candidates, Columns
 from extproc.rejections import STORED_RESPONSE, asleep, no_endpoints, policy_failed
 from extproc.routing.admission import AdmissionSettings, Ranks, admit, fitting
 from extproc.routing.policies import Policy

@@ -9,12 +9,12 @@ from math import inf
 from msgspec.structs import replace
 
 from extproc.address import is_in_subset
-from extproc.fleet.columns import Columns
-from extproc.fleet.concurrency import MANY
-from extproc.fleet.pool import Pool
-from extproc.fleet.prefixes import renamed
-from extproc.fleet.tenants import left
+from extproc.learned.concurrency import MANY
+from extproc.learned.prefixes import renamed
 from extproc.phrases import FOR_POD, FOR_ROOM, FOR_TURN
+from extproc.pods.columns import Columns
+from extproc.pods.pool import Pool
+from extproc.pods.tenants import left
 from extproc.queue import HoldQueue, Reach, Ticket, Waiting
 from extproc.rejections import asleep, no_endpoints
 from extproc.routing.catalog import Catalog

@@ -12,11 +12,11 @@ from extproc.adapters import effect, engineapi
 from extproc.adapters.adapterfiles import AdapterFiles, Root
 from extproc.adapters.states import Action, Failure, Kind, Result
 from extproc.config import Config
-from extproc.fleet.engines import PROFILES
-from extproc.fleet.podclient import PodClient
-from extproc.fleet.podhttp import base_url
-from extproc.fleet.pool import Pool
 from extproc.openai import joined
+from extproc.pods.pool import Pool
+from extproc.reports.engines import PROFILES
+from extproc.reports.podclient import PodClient
+from extproc.reports.podhttp import base_url
 from extproc.service import configured
 from extproc.types import Endpoint
 

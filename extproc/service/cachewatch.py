@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Mapping
 
-from extproc.fleet.cpucaches import CpuCaches, GroupCaches
+from extproc.pods.cpucaches import CpuCaches, GroupCaches
 
 log = logging.getLogger(__name__)
 

@@ -22,18 +22,18 @@ from extproc.config.routes import ObjectiveConfig
 from extproc.costs import BYTES_PER_TOKEN, Costs
 from extproc.files.reading import describe_failure
 from extproc.files.tls import client_context
-from extproc.fleet.accounting import AccountingSettings, Source
-from extproc.fleet.ejections import OutlierSettings
-from extproc.fleet.engines import PROFILES
-from extproc.fleet.longpages import Room
-from extproc.fleet.loops import LoopSettings
-from extproc.fleet.podhttp import base_url
-from extproc.fleet.podsecrets import PodSecrets
-from extproc.fleet.serverflags import PoolSettings, ServerFlags
-from extproc.fleet.slowness import SlownessSettings
+from extproc.learned.ejections import OutlierSettings
+from extproc.learned.slowness import SlownessSettings
 from extproc.paths import RouteTable
 from extproc.peers.relay import RelaySettings
+from extproc.pods.accounting import AccountingSettings, Source
+from extproc.pods.serverflags import PoolSettings, ServerFlags
 from extproc.queue import QueueSettings
+from extproc.reports.engines import PROFILES
+from extproc.reports.longpages import Room
+from extproc.reports.loops import LoopSettings
+from extproc.reports.podhttp import base_url
+from extproc.reports.podsecrets import PodSecrets
 from extproc.request.controlheaders import REMOVED_HEADERS, names_of
 from extproc.request.interfaces import StreamSettings
 from extproc.request.messages import BodyMode

@@ -17,8 +17,8 @@ from extproc.config import Config
 from extproc.discovery.file import make_endpoints, parse_endpoints
 from extproc.discovery.kubernetes.status import AdapterReport
 from extproc.files.filewatch import FileWatch
-from extproc.fleet.readiness import Readiness
 from extproc.observe.telemetry import Telemetry
+from extproc.reports.readiness import Readiness
 from extproc.routing.precedence import Loss
 from extproc.service import configured
 from extproc.service.clocks import Clocks

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from extproc.fleet.accesslogs import STILL_S
-from extproc.fleet.accounting import Accounting, Completion
-from extproc.fleet.ejections import Readmission
-from extproc.fleet.evidence import FAILURES, Evidence, StreamEnd
-from extproc.fleet.outliers import Outliers
+from extproc.learned.ejections import Readmission
+from extproc.learned.evidence import FAILURES, Evidence, StreamEnd
+from extproc.learned.outliers import Outliers
 from extproc.peers.relay import Relay
 from extproc.phrases import listed
+from extproc.pods.accesslogs import STILL_S
+from extproc.pods.accounting import Accounting, Completion
 from extproc.service.recorder import Recorder
 from extproc.types import Outcome, Pick
 

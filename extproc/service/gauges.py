@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 
-from extproc.fleet.tpot import Tpots
+from extproc.learned.tpot import Tpots
 from extproc.observe.attainment import CappedLabel
 from extproc.observe.telemetry import Telemetry
 from extproc.queue import HoldQueue

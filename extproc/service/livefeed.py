@@ -16,14 +16,14 @@ from typing import Any
 
 import msgspec
 
-from extproc.fleet.accounting import DecisionRecord
-from extproc.fleet.slowness import Slowness, SlowPods
+from extproc.learned.slowness import Slowness, SlowPods
 from extproc.observe.attainment import Attainment
 from extproc.observe.decisions import DecisionsService
 from extproc.observe.explanation import explain
 from extproc.observe.outcomes import tell_outcome
 from extproc.observe.telemetry import Telemetry, Totals
 from extproc.phrases import shortened
+from extproc.pods.accounting import DecisionRecord
 from extproc.types import EndpointView, ModelCard, Pick, Snapshot
 
 MAX_PODS = 100

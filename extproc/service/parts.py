@@ -17,8 +17,6 @@ from prometheus_client import CollectorRegistry
 
 from extproc import __version__
 from extproc.config import Config
-from extproc.fleet.accounting import Accounting
-from extproc.fleet.readiness import Readiness
 from extproc.observe.counters import PoolMetrics
 from extproc.observe.decisions import DecisionsService
 from extproc.observe.observers import Observers
@@ -28,6 +26,8 @@ from extproc.peers.adapterpeers import AdapterUpdate
 from extproc.peers.links import Links
 from extproc.peers.relay import Relay
 from extproc.peers.telling import Hearing, Telling
+from extproc.pods.accounting import Accounting
+from extproc.reports.readiness import Readiness
 from extproc.routing.policies import Policy
 from extproc.service import configured
 from extproc.service.adapterservice import AdapterService

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from extproc.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
-from extproc.fleet.accounting import DecisionRecord, End, Ended
 from extproc.observe.attainment import OTHER, Attainment, is_in_time
 from extproc.observe.decisions import DecisionsService
 from extproc.observe.observers import Observers
 from extproc.observe.telemetry import Telemetry
 from extproc.paths import normalize_path, path_label
+from extproc.pods.accounting import DecisionRecord, End, Ended
 from extproc.queue import Ticket
 from extproc.tenancy import Claim
 from extproc.types import Outcome, Pick, Rejection

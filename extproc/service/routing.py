@@ -11,15 +11,15 @@ from typing import Any
 from extproc.adapters.sources import Sources
 from extproc.config import Config
 from extproc.config.file import ConfigError
-from extproc.fleet.engines import PROFILES
-from extproc.fleet.peerpicks import pick_ids
-from extproc.fleet.pool import Pool
 from extproc.observe.attainment import Attainment
 from extproc.openai import Spelling
 from extproc.peers.telling import Telling
 from extproc.plugins import PolicyError, describe_error, load_policy
+from extproc.pods.peerpicks import pick_ids
+from extproc.pods.pool import Pool
 from extproc.queue import HoldQueue
 from extproc.queue.status import describe_queue
+from extproc.reports.engines import PROFILES
 from extproc.routing.catalog import Catalog
 from extproc.routing.modelroutes import ModelRoute, ModelRoutes
 from extproc.routing.picker import Picker

@@ -6,16 +6,16 @@ import logging
 from collections.abc import Callable, Iterable
 
 from extproc.config import Config
-from extproc.fleet.accounting import Accounting
-from extproc.fleet.engines import PROFILES
-from extproc.fleet.losses import Losses, Part
-from extproc.fleet.models import ModelsPoller
-from extproc.fleet.pace import Pace
-from extproc.fleet.podasks import PodAsks
-from extproc.fleet.pool import Pool
-from extproc.fleet.readiness import Readiness
-from extproc.fleet.scraper import Scraper
-from extproc.fleet.slowness import SlowPods
+from extproc.learned.losses import Losses, Part
+from extproc.learned.slowness import SlowPods
+from extproc.pods.accounting import Accounting
+from extproc.pods.pool import Pool
+from extproc.reports.engines import PROFILES
+from extproc.reports.models import ModelsPoller
+from extproc.reports.pace import Pace
+from extproc.reports.podasks import PodAsks
+from extproc.reports.readiness import Readiness
+from extproc.reports.scraper import Scraper
 from extproc.service import configured
 from extproc.service.clocks import Clocks
 from extproc.service.recorder import Recorder

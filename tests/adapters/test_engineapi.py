@@ -13,9 +13,9 @@ from aiohttp.test_utils import unused_port
 
 from extproc.adapters.engineapi import MAX_BODY_BYTES, MAX_REASON_CHARS, load, unload
 from extproc.adapters.states import Failure, Result
-from extproc.fleet.engines import PROFILES
-from extproc.fleet.podclient import PodClient
 from extproc.lab.fakepod.pod import PodConfig, RunningPod
+from extproc.reports.engines import PROFILES
+from extproc.reports.podclient import PodClient
 from tests.fakepods import running_pod
 from tests.servers import serving_app, web_server
 

@@ -23,7 +23,7 @@ from extproc.adapters.states import (
     VersionState,
 )
 from extproc.adapters.versions import Kept
-from extproc.fleet.podstate import PodState
+from extproc.pods.podstate import PodState
 from extproc.types import ModelCard
 from tests.adapters.world import BASE, FakePod, World, adapters, pods
 

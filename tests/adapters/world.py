@@ -25,7 +25,7 @@ from extproc.adapters.states import (
     Result,
     State,
 )
-from extproc.fleet.podstate import PodState
+from extproc.pods.podstate import PodState
 from extproc.types import ModelCard
 
 BASE = "base"

@@ -15,7 +15,7 @@ from extproc.commands.checks import Check, render
 from extproc.commands.podcheck import check_pod
 from extproc.commands.podprobes import OPTIONAL, REQUIRED
 from extproc.files.tls import client_context, server_context
-from extproc.fleet.engines import PROFILES
+from extproc.reports.engines import PROFILES
 from tests.pki import Pki
 from tests.servers import web_server
 

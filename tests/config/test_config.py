@@ -23,8 +23,8 @@ from extproc.config.file import (
     load_config,
     parse_config,
 )
-from extproc.fleet.engines import PROFILES
 from extproc.paths import DEFAULT_INFERENCE_PATHS
+from extproc.reports.engines import PROFILES
 from extproc.routing.policies import BUILT_IN
 
 PODS = 'discovery: {static: ["10.0.0.7:8000"]}\n'

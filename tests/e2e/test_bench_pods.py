@@ -18,8 +18,8 @@ from bench.processes import get
 from bench.recording import RECORDED, Recording, frames_of
 from bench.run import ROUTER
 from bench.stack import StackOptions, Variant, running
-from extproc.fleet.engines import PROFILES
-from extproc.fleet.exposition import parse_report
+from extproc.reports.engines import PROFILES
+from extproc.reports.exposition import parse_report
 from extproc.types import LoadReport
 
 

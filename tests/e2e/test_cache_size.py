@@ -9,9 +9,9 @@ import aiohttp
 import pytest
 
 from extproc.envoy.bootstrap import Mode
-from extproc.fleet.cachesize import OBSERVATIONS_PER_LOOK
 from extproc.lab.engine.profiles import INSTANT
 from extproc.lab.fakepod.pod import PodConfig
+from extproc.learned.cachesize import OBSERVATIONS_PER_LOOK
 from tests.e2e.conftest import router_config, running_envoy
 from tests.e2e.harness import Client, RouterProcess
 from tests.fakepods import running_pods

@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 
 from extproc.envoy.bootstrap import Mode
-from extproc.fleet.ejections import NUM_TRIALS
 from extproc.lab.fakepod.pod import PodConfig, build_app
+from extproc.learned.ejections import NUM_TRIALS
 from tests.e2e.conftest import (
     SLOW,
     behind_envoy,

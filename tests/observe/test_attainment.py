@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.fleet.accounting import Completion
 from extproc.observe.attainment import MAX_LABEL_CHARS, OTHER, Attainment, CappedLabel, Share
+from extproc.pods.accounting import Completion
 from extproc.rejections import model_not_found, no_endpoints, saturated
 from extproc.types import Outcome, Rejection
 from tests.builders import completion

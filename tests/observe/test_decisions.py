@@ -17,14 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from extproc.fleet.accounting import DecisionRecord, End
-from extproc.fleet.columns import Candidates
 from extproc.gen import decisions_pb2
 from extproc.gen.client.extproc import v1
 from extproc.observe.decisionmessages import describe, encode
 from extproc.observe.decisions import MAX_PER_PASS, MAX_SHARE, MIN_BEHIND, DecisionsService
 from extproc.observe.watcher import MAX_FILTER_MODELS, MAX_REQUEST_BYTES
 from extproc.openai import MAX_MODEL_BYTES
+from extproc.pods.accounting import DecisionRecord, End
+from extproc.pods.columns import Candidates
 from extproc.types import EndpointView, Outcome, Pick, Reason, Rejection, RequestInfo
 from extproc.wire.rpc import Code, Session
 from tests.wire.fake_call import FakeCall, begin

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.metrics_core import Metric
 
-from extproc.fleet.accounting import Ended, first_token_s
 from extproc.observe.attainment import CappedLabel
 from extproc.observe.counters import Histogram, Histograms
 from extproc.observe.latencies import MAX_PODS_WITH_BUCKETS, MAX_UNCOUNTED, Latencies
 from extproc.observe.telemetry import Telemetry
 from extproc.paths import RESPONSES_PATH
+from extproc.pods.accounting import Ended, first_token_s
 from extproc.types import Outcome, Pick
 from tests.builders import address, completion, endpoint_view, pick, request, snapshot
 

@@ -11,7 +11,7 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from extproc.fleet.evidence import StreamEnd
+from extproc.learned.evidence import StreamEnd
 from extproc.observe.attainment import OTHER
 from extproc.observe.logs import MAX_REPEATS
 from extproc.observe.observers import NAMES, Observers

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from extproc.bounds import MAX_DURATION_S
-from extproc.fleet.accounting import DecisionRecord, End
 from extproc.gen import decisions_pb2
 from extproc.gen.client.extproc import v1
 from extproc.observe.decisionmessages import describe, encode, encode_end
 from extproc.observe.decisions import MIN_BEHIND, DecisionsService
 from extproc.observe.outcomes import tell_outcome
+from extproc.pods.accounting import DecisionRecord, End
 from extproc.rejections import saturated
 from extproc.types import Outcome, Pick
 from extproc.wire.rpc import Code

@@ -17,7 +17,6 @@ from grpclib.server import Server, Stream
 from msgspec.structs import replace
 
 from extproc.files.tls import HTTP2, client_context, server_context
-from extproc.fleet.accounting import DecisionRecord, End
 from extproc.gen.client.extproc import v1
 from extproc.observe.decisions import DecisionsService
 from extproc.observe.watchclient import (
@@ -27,6 +26,7 @@ from extproc.observe.watchclient import (
     render,
     watch,
 )
+from extproc.pods.accounting import DecisionRecord, End
 from extproc.types import EndpointView, Outcome, Pick, Reason, Rejection, RequestInfo
 from extproc.wire.rpc import Call, Code, Metadata, Method
 from tests.builders import completion

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from extproc.fleet.picksums import BEGAN, PlaceSum, Sums
 from extproc.gen import peers_pb2
 from extproc.observe.observers import Observers
 from extproc.peers.adapterpeers import AdapterPeers, AdapterUpdate
@@ -14,6 +13,7 @@ from extproc.peers.encoding import PickUpdate, encode
 from extproc.peers.links import Links, PeersService
 from extproc.peers.relay import Relay, RelaySettings
 from extproc.peers.telling import Hearing, Telling
+from extproc.pods.picksums import BEGAN, PlaceSum, Sums
 from extproc.routing.router import Router as RoutingRouter
 from extproc.wire.rpc import Call, Code, Session
 from tests.builders import Clock

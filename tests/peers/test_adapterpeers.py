@@ -6,8 +6,8 @@ import asyncio
 
 from extproc.adapters.declared import Declaration
 from extproc.adapters.states import Action, AdapterSettings, Failure, Kind, Result
-from extproc.fleet.podstate import PodState
 from extproc.peers.adapterpeers import HEARD_S, SAY_S, AdapterPeers, AdapterUpdate, Trouble, digest
+from extproc.pods.podstate import PodState
 from extproc.routing.catalog import Catalog
 from extproc.types import ModelCard
 from tests.builders import BASE, address, base_card

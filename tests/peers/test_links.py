@@ -7,7 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.bounds import MAX_ENDPOINTS
-from extproc.fleet.picksums import (
+from extproc.gen import peers_pb2
+from extproc.peers.adapterpeers import AdapterUpdate, Trouble
+from extproc.peers.encoding import MAX_REASON_CHARS, MAX_TOLD, PickUpdate, encode
+from extproc.peers.link import MAX_MESSAGE_BYTES, MAX_ROUTER_ID_CHARS, MAX_UNREAD_BYTES
+from extproc.peers.links import MAX_LINKS
+from extproc.pods.picksums import (
     MAX_ADAPTER_CHARS,
     MAX_CHANGES,
     MAX_FLOW_CHARS,
@@ -15,11 +20,6 @@ from extproc.fleet.picksums import (
     PlaceSum,
     Sums,
 )
-from extproc.gen import peers_pb2
-from extproc.peers.adapterpeers import AdapterUpdate, Trouble
-from extproc.peers.encoding import MAX_REASON_CHARS, MAX_TOLD, PickUpdate, encode
-from extproc.peers.link import MAX_MESSAGE_BYTES, MAX_ROUTER_ID_CHARS, MAX_UNREAD_BYTES
-from extproc.peers.links import MAX_LINKS
 from extproc.queue import Waiting
 from extproc.queue.waiting import MAX_AHEAD, Ahead
 from extproc.wire.rpc import Code

@@ -9,9 +9,6 @@ from functools import partial
 
 import pytest
 
-from extproc.fleet import picksums
-from extproc.fleet.peerpicks import UNKNOWN_POD
-from extproc.fleet.picksums import MAX_ADAPTER_CHARS, MAX_FLOW_CHARS, Sums
 from extproc.gen import peers_pb2
 from extproc.observe.observers import Observers
 from extproc.observe.telemetry import Telemetry
@@ -19,6 +16,9 @@ from extproc.peers.encoding import decode
 from extproc.peers.links import Links
 from extproc.peers.telling import BEGIN_INTERVAL_S, FLUSH_S, WHOLE_S, Telling
 from extproc.phrases import FOR_SLOT
+from extproc.pods import picksums
+from extproc.pods.peerpicks import UNKNOWN_POD
+from extproc.pods.picksums import MAX_ADAPTER_CHARS, MAX_FLOW_CHARS, Sums
 from extproc.queue import QueueSettings, Ticket
 from extproc.queue.plan import tokens_of
 from extproc.routing.router import Router

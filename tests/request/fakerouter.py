@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from extproc.fleet.evidence import Evidence, StreamEnd
+from extproc.learned.evidence import Evidence, StreamEnd
 from extproc.openai import LISTED, Spelling, models_body
 from extproc.queue import Ticket
 from extproc.rejections import model_not_found

@@ -13,7 +13,7 @@ from hypothesis import event as note
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.fleet.prefixes import MARKS_BYTES
+from extproc.learned.prefixes import MARKS_BYTES
 from extproc.request import incoming
 from extproc.request.body import BodyReader
 from extproc.request.codec import Codec

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.fleet.lately import WINDOW_S
+from extproc.learned.lately import WINDOW_S
 from extproc.protocol import DESTINATION_KEY, MARK_HEADER
 from extproc.request.marks import KEYS_EVERY_S, MAX_AGE_S, Marks
 from tests.builders import address, pick, request

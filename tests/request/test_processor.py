@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from extproc.fleet.evidence import StreamEnd
+from extproc.learned.evidence import StreamEnd
 from extproc.observe.logs import MAX_REPEATS
 from extproc.request.codec import Codec
 from extproc.request.interfaces import StreamSettings

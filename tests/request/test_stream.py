@@ -10,7 +10,7 @@ import pytest
 
 from extproc.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
 from extproc.errors import ProtocolError
-from extproc.fleet.evidence import Evidence
+from extproc.learned.evidence import Evidence
 from extproc.paths import DEFAULT_INFERENCE_PATHS, FORM_PATHS
 from extproc.rejections import NO_MEMORY, model_not_found, no_endpoints, saturated
 from extproc.request import body as body_module

@@ -6,8 +6,8 @@ import random
 from math import inf
 from typing import Any
 
-from extproc.fleet.peerpicks import pick_ids
 from extproc.phrases import FOR_POD
+from extproc.pods.peerpicks import pick_ids
 from extproc.queue import Ticket
 from extproc.routing.admission import AdmissionSettings, Ranks
 from extproc.routing.picker import Picker, PickerSettings

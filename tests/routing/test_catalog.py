@@ -11,10 +11,10 @@ from extproc.adapters.declared import Declaration, LoadMode
 from extproc.adapters.sources import Sources, SourceStatus
 from extproc.adapters.states import Action, AdapterSettings, Failure, Kind, Result, State
 from extproc.costs import Costs
-from extproc.fleet.pool import PoolSettings
-from extproc.fleet.prefixes import prefix_hashes
+from extproc.learned.prefixes import prefix_hashes
 from extproc.openai import NAMES_A_PASS
 from extproc.passes import last
+from extproc.pods.pool import PoolSettings
 from extproc.queue import Ticket
 from extproc.rejections import NOT_REWRITABLE, RENAMED
 from extproc.routing.admission import AdmissionSettings

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from extproc.fleet.accounting import Accounting
-from extproc.fleet.evidence import Evidence, likeness
-from extproc.fleet.pool import Pool
+from extproc.learned.evidence import Evidence, likeness
 from extproc.phrases import FOR_ROOM
+from extproc.pods.accounting import Accounting
+from extproc.pods.pool import Pool
 from extproc.types import EndpointView, Pick, RequestInfo, Wait
 from tests.builders import (
     address,

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from extproc.adapters.declared import Declaration
-from extproc.fleet.ejections import OutlierSettings
-from extproc.fleet.evidence import Evidence
+from extproc.learned.ejections import OutlierSettings
+from extproc.learned.evidence import Evidence
 from extproc.phrases import FOR_ADAPTER, FOR_POD
 from extproc.queue import End, QueueSettings, Ticket
 from extproc.routing.precedence import Offer

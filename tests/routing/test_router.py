@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from extproc.adapters.declared import Declaration
-from extproc.fleet.evidence import Evidence
-from extproc.fleet.tracked import MAX_SILENCES
+from extproc.learned.evidence import Evidence
+from extproc.pods.tracked import MAX_SILENCES
 from extproc.queue import Ticket
 from extproc.routing.modelroutes import ModelRoute
 from extproc.routing.policies import BUILT_IN

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.costs import Costs
-from extproc.fleet.accounting import Accounting
-from extproc.fleet.pool import InFlight, Pool
 from extproc.phrases import FOR_TURN
+from extproc.pods.accounting import Accounting
+from extproc.pods.pool import InFlight, Pool
 from extproc.queue import QueueSettings, Ticket
 from extproc.queue.schedule import TOLD_WAIT_S
 from extproc.routing.router import OBJECTIVE_RATIO, Router

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.fleet.pool import PoolSettings
-from extproc.fleet.tenants import LATELY_S
+from extproc.pods.pool import PoolSettings
+from extproc.pods.tenants import LATELY_S
 from extproc.queue import Ticket
 from extproc.routing.router import Router
 from extproc.types import Hints, Pick, Rejection

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.fleet.evidence import Evidence
-from extproc.fleet.foreign import STILL_S
-from extproc.fleet.pool import Pool, PoolSettings
+from extproc.learned.evidence import Evidence
+from extproc.pods.foreign import STILL_S
+from extproc.pods.pool import Pool, PoolSettings
 from extproc.queue import HoldQueue, Ticket
 from extproc.routing.admission import AdmissionSettings
 from extproc.routing.catalog import Catalog

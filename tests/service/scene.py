@@ -6,15 +6,15 @@ import random
 from typing import Any
 
 from extproc.config.file import parse_config
-from extproc.fleet.accounting import Accounting
-from extproc.fleet.peerpicks import pick_ids
-from extproc.fleet.readiness import Readiness
 from extproc.observe.attainment import Attainment
 from extproc.observe.decisions import DecisionsService
 from extproc.observe.observers import Observers
 from extproc.observe.telemetry import Telemetry
 from extproc.peers.relay import Relay
+from extproc.pods.accounting import Accounting
+from extproc.pods.peerpicks import pick_ids
 from extproc.queue import Ticket
+from extproc.reports.readiness import Readiness
 from extproc.request.interfaces import StreamParts
 from extproc.request.listbudget import Lists
 from extproc.routing.picker import Picker

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from extproc.adapters.states import Action, Failure, Kind, Result
 from extproc.config.file import parse_config
-from extproc.fleet.pool import Pool
+from extproc.pods.pool import Pool
 from extproc.service import configured
 from extproc.service.adaptercalls import AdapterCalls
 from extproc.types import Endpoint

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from extproc.fleet.cachesize import OBSERVATIONS_PER_LOOK
-from extproc.fleet.pool import Pool, PoolSettings
-from extproc.fleet.serverflags import ServerFlags
+from extproc.learned.cachesize import OBSERVATIONS_PER_LOOK
+from extproc.pods.pool import Pool, PoolSettings
+from extproc.pods.serverflags import ServerFlags
 from extproc.service.cachewatch import CacheWatch
 from tests.builders import address, endpoint, report
 

@@ -10,8 +10,8 @@ import grpc
 import pytest
 import yaml
 
-from extproc.fleet.readiness import Readiness
 from extproc.lab.fakepod.pod import RunningPod
+from extproc.reports.readiness import Readiness
 from extproc.service.discovery import EndpointList
 from extproc.types import Endpoint
 from tests import clients
@@ -68,10 +68,12 @@ async def test_a_late_event_loop_stretches_scrapes_up_to_half_of_the_expiry_in_f
     pods: list[RunningPod], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("extproc.service.app.DELAY_INTERVAL_S", 0.001)
-    monkeypatch.setattr("extproc.fleet.pace.LATE_S", -1.0)  # it is always late
+    monkeypatch.setattr("extproc.reports.pace.LATE_S", -1.0)  # it is always late
     # ... because of the scrapes, however much of a core all else takes.
-    monkeypatch.setattr("extproc.fleet.pace.LATE_SHARE", 0.0)
-    monkeypatch.setattr("extproc.fleet.pace.AGE_SHARE", 1.0)  # of which a delay takes half at most
+    monkeypatch.setattr("extproc.reports.pace.LATE_SHARE", 0.0)
+    monkeypatch.setattr(
+        "extproc.reports.pace.AGE_SHARE", 1.0
+    )  # of which a delay takes half at most
     path, config = tmp_path / "extproc.yaml", configuration(pods, scrape={"expiry_s": 40.0})
 
     async with serving(config, path) as service:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from extproc.fleet.evidence import Evidence, StreamEnd
+from extproc.learned.evidence import Evidence, StreamEnd
 from extproc.service.endings import UNSURE_S
 from extproc.types import Outcome, Pick
 from tests.builders import address, completion, endpoint, pick, report, request

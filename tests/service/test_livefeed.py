@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.costs import Costs, Decode
-from extproc.fleet.accounting import DecisionRecord, End
-from extproc.fleet.slowness import SlowPods
+from extproc.learned.slowness import SlowPods
 from extproc.observe.attainment import Attainment
 from extproc.observe.decisions import DecisionsService
 from extproc.observe.telemetry import Telemetry
 from extproc.passes import last
+from extproc.pods.accounting import DecisionRecord, End
 from extproc.queue import HoldQueue, Ticket
 from extproc.queue.status import describe_queue
 from extproc.rejections import saturated

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from extproc.fleet.losses import Part
 from extproc.lab.fakepod.pod import PodConfig, RunningPod
+from extproc.learned.losses import Part
 from extproc.service.clocks import Clocks
 from tests.builders import address, endpoint, report
 from tests.fakepods import running_pod
@@ -25,7 +25,7 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("extproc.service.app.UPKEEP_INTERVAL_S", 0.05)
     monkeypatch.setattr("extproc.service.parts.READINESS_LIMIT_S", 0.5)
     for name in ("PATIENCE_S", "STEADY_S"):
-        monkeypatch.setattr(f"extproc.fleet.losses.{name}", 0.2)
+        monkeypatch.setattr(f"extproc.learned.losses.{name}", 0.2)
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:

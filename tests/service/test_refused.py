@@ -23,7 +23,7 @@ from tests.waiting import eventually
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loss takes a moment instead of seconds."""
     monkeypatch.setattr("extproc.service.app.UPKEEP_INTERVAL_S", 0.05)
-    monkeypatch.setattr("extproc.fleet.losses.PATIENCE_S", 0.2)
+    monkeypatch.setattr("extproc.learned.losses.PATIENCE_S", 0.2)
 
 
 class Strangers:

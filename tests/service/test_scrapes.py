@@ -23,7 +23,7 @@ async def test_a_pod_that_says_what_is_expected_is_read_at_once_for_what_happens
     news: str, pods: list[RunningPod], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("MAX_S", "GROWTH", "LOOK_S", "MAX_LOOK_S"):
-        monkeypatch.setattr(f"extproc.fleet.pace.{name}", NEVER_S)
+        monkeypatch.setattr(f"extproc.reports.pace.{name}", NEVER_S)
     scene, address = Scene(), pods[0].address
     scene.pool.set_endpoints([Endpoint(address)])
     async with AsyncExitStack() as stack:

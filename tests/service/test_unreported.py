@@ -41,7 +41,7 @@ class Pod:
 @pytest_asyncio.fixture
 async def pod(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pod]:
     monkeypatch.setattr("extproc.service.app.UPKEEP_INTERVAL_S", 0.05)
-    monkeypatch.setattr("extproc.fleet.losses.PATIENCE_S", 0.2)
+    monkeypatch.setattr("extproc.learned.losses.PATIENCE_S", 0.2)
     made = Pod()
     async with web_server(made.answer) as url:
         made.address = host_and_port(url)

@@ -14,8 +14,8 @@ from extproc.adapters.effect import has_effect
 from extproc.adapters.engineapi import likeliest
 from extproc.commands.checks import Check
 from extproc.commands.podcheck import check_pod
-from extproc.fleet.engines import PROFILES
-from extproc.fleet.podclient import PodClient
+from extproc.reports.engines import PROFILES
+from extproc.reports.podclient import PodClient
 from tests.vllm.server import ADAPTERS, BASE_MODEL, VllmClient
 
 GOOD = ADAPTERS[0]

@@ -15,8 +15,8 @@ import pytest
 from extproc.adapters.adapterfiles import AdapterFiles, Root
 from extproc.adapters.engineapi import load, unload
 from extproc.adapters.states import Failure, Result
-from extproc.fleet.engines import PROFILES
-from extproc.fleet.podclient import PodClient
+from extproc.reports.engines import PROFILES
+from extproc.reports.podclient import PodClient
 from tests.vllm.server import ADAPTERS, VllmClient, VllmServer
 
 OK = Result()

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from extproc.fleet.engines import PROFILES
-from extproc.fleet.exposition import parse_report
-from extproc.fleet.residency import Residency
+from extproc.pods.residency import Residency
+from extproc.reports.engines import PROFILES
+from extproc.reports.exposition import parse_report
 from extproc.types import LoadReport
 from tests.vllm.conftest import StartServers
 from tests.vllm.server import (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from extproc.fleet.concurrency import SPARE
+from extproc.learned.concurrency import SPARE
 from tests.e2e.harness import Client
 from tests.vllm.gateway import NUM_TOKENS, PATH, PATIENCE_S, Gateway, completion, running_gateway
 from tests.vllm.server import BASE_MODEL, VllmServer

@@ -10,9 +10,9 @@ from typing import Any
 
 import aiohttp
 
-from extproc.fleet.engines import PROFILES
-from extproc.fleet.exposition import parse_report
 from extproc.lab.fakepod.pod import PodConfig
+from extproc.reports.engines import PROFILES
+from extproc.reports.exposition import parse_report
 from extproc.stack.processes import free_port
 from tests.commandline import Command, commands, snippets
 from tests.fakepods import running_pod

@@ -15,10 +15,10 @@ from yarl import URL
 
 from extproc.address import Address
 from extproc.commands.hints import own_command
-from extproc.fleet.engines import PROFILES
-from extproc.fleet.models import ModelsError, decode_models, fetch_list
-from extproc.fleet.podclient import PodClient
-from extproc.fleet.podhttp import FAILURES, UNREACHABLE, ResponseError, describe
+from extproc.reports.engines import PROFILES
+from extproc.reports.models import ModelsError, decode_models, fetch_list
+from extproc.reports.podclient import PodClient
+from extproc.reports.podhttp import FAILURES, UNREACHABLE, ResponseError, describe
 from extproc.service.configured import PodAccess
 
 USUAL_PORTS = range(8000, 8008)

@@ -32,7 +32,7 @@ from typing import Generic, Protocol, TypeVar
 from extproc.discovery.kubernetes.objects import KubeObject, Query
 from extproc.discovery.kubernetes.served import FORBIDDEN, Reading, find_served
 from extproc.discovery.kubernetes.store import ApiError, Store
-from extproc.fleet.loops import choose_backoff_s
+from extproc.reports.loops import choose_backoff_s
 
 log = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ from msgspec import Meta, Raw, Struct
 from extproc.adapters.declared import Written, check_fallback
 from extproc.discovery.kubernetes.declarers import Declared, decode_spec, origin_of
 from extproc.discovery.kubernetes.objects import LLMRoute, PoolRef
-from extproc.fleet.engines import PROFILES
 from extproc.openai import MAX_MODEL_BYTES
+from extproc.reports.engines import PROFILES
 from extproc.routing.modelroutes import ModelRoute, Objective
 from extproc.routing.precedence import Offer, ResponseModel
 

@@ -6,12 +6,12 @@ import random
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from extproc.fleet.pace import Rest
 from extproc.lab.engine.activity import NEVER_S
 from extproc.lab.fleet.agenda import Agenda
 from extproc.lab.fleet.pod import FleetPod
 from extproc.lab.fleet.router import FleetRouter
 from extproc.lab.fleet.settings import FleetSettings
+from extproc.reports.pace import Rest
 from extproc.types import Endpoint
 
 

@@ -8,12 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from hashlib import blake2b
 
-from extproc.fleet.accounting import Accounting, Completion
-from extproc.fleet.evidence import Evidence
-from extproc.fleet.pace import Pace, Rest
-from extproc.fleet.peerpicks import pick_ids
-from extproc.fleet.pool import Pool, PoolSettings
-from extproc.fleet.prefixes import MARKS_BYTES
 from extproc.lab.engine.activity import NEVER_S
 from extproc.lab.fleet.agenda import Agenda
 from extproc.lab.fleet.settings import FleetSettings
@@ -21,7 +15,13 @@ from extproc.lab.fleet.telling import FleetTelling
 from extproc.lab.workload.flights import Flight, FlightState
 from extproc.lab.workload.judge import Slo
 from extproc.lab.workload.requests import Arrival, Tenant
+from extproc.learned.evidence import Evidence
+from extproc.learned.prefixes import MARKS_BYTES
+from extproc.pods.accounting import Accounting, Completion
+from extproc.pods.peerpicks import pick_ids
+from extproc.pods.pool import Pool, PoolSettings
 from extproc.queue import HoldQueue
+from extproc.reports.pace import Pace, Rest
 from extproc.routing.admission import AdmissionSettings
 from extproc.routing.catalog import Catalog
 from extproc.routing.picker import Picker

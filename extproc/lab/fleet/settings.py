@@ -7,9 +7,9 @@ from enum import StrEnum
 from math import inf
 
 from extproc.costs import DEFAULT, Costs
-from extproc.fleet.serverflags import ServerFlags
 from extproc.lab.engine.profiles import H100_8B, EngineProfile
 from extproc.lab.workload.judge import Slo
+from extproc.pods.serverflags import ServerFlags
 from extproc.queue import QueueSettings
 
 DEFAULT_QUEUE = QueueSettings()

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Protocol
 
-from extproc.fleet.picksums import PickSums, Sums
-from extproc.fleet.pool import InFlight, Pool
 from extproc.lab.fleet.agenda import Agenda
+from extproc.pods.picksums import PickSums, Sums
+from extproc.pods.pool import InFlight, Pool
 from extproc.queue import Waiting
 from extproc.queue.plan import tokens_of
 from extproc.queue.waiting import NOBODY

@@ -10,7 +10,7 @@ import aiohttp
 
 from extproc.files.refusals import tls_failure
 from extproc.files.tls import SYSTEM_TRUST, system_context
-from extproc.fleet.models import ModelsError, decode_models
+from extproc.reports.models import ModelsError, decode_models
 from extproc.types import ModelCard
 
 _TIMEOUT_S = 10.0

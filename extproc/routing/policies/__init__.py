@@ -10,8 +10,8 @@ import random
 from collections.abc import Sequence
 from typing import Protocol
 
-from extproc.fleet.columns import Columns
 from extproc.phrases import pending
+from extproc.pods.columns import Columns
 from extproc.routing.policies.founding import Founding
 from extproc.routing.policies.least_harm import LeastHarm
 from extproc.routing.policies.ranking import fewest_pending, lowest, one_of

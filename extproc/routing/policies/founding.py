@@ -14,8 +14,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from extproc.fleet.columns import Columns
 from extproc.phrases import busiest_first, pending, short, spread, whereabouts
+from extproc.pods.columns import Columns
 from extproc.routing.policies.ranking import at_random, fewest_pending, lowest, one_of
 from extproc.routing.policies.rows import RowChoice, RowPolicy, by_rows
 from extproc.types import Choice, EndpointView, RequestInfo, Snapshot

@@ -9,7 +9,7 @@ from math import exp, inf, sqrt
 from msgspec import Struct
 
 from extproc.adapters.placement import order
-from extproc.fleet.columns import Columns
+from extproc.pods.columns import Columns
 from extproc.types import RequestInfo
 
 PROMPT_STALL_RATIO = 0.1

@@ -38,8 +38,8 @@ from math import inf, sqrt
 
 from msgspec.structs import asdict
 
-from extproc.fleet.columns import Columns
 from extproc.phrases import FOR_ROOM, FOR_SLOT, busiest_first, pending, short, whereabouts
+from extproc.pods.columns import Columns
 from extproc.routing.policies.harm import ROOM_RATIO, FirstHomes, Search, Weights
 from extproc.routing.policies.ranking import one_of
 from extproc.routing.policies.rows import RowChoice, RowPolicy, Shown

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from msgspec import Struct
 
-from extproc.fleet.columns import Columns
+from extproc.pods.columns import Columns
 from extproc.types import Choice, EndpointView, RequestInfo, Snapshot, Terms, Wait
 
 

@@ -19,12 +19,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.adapters.effect import has_effect
 from extproc.adapters.engineapi import likeliest
-from extproc.fleet.podclient import PodClient
 from extproc.lab.engine.engine import Engine
 from extproc.lab.engine.profiles import INSTANT
 from extproc.lab.engine.records import Step
 from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
 from extproc.lab.fakepod.registry import Trouble
+from extproc.reports.podclient import PodClient
 from tests.fakepods import running_pod
 from tests.waiting import eventually
 

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.fleet.pace import MAX_S
 from extproc.lab.engine.engine import Engine
 from extproc.lab.engine.profiles import H100_8B
 from extproc.lab.engine.records import EngineRequest
@@ -31,6 +30,7 @@ from extproc.lab.fleet.settings import (
 )
 from extproc.lab.workload.flights import Flight, FlightState
 from extproc.lab.workload.requests import Workload
+from extproc.reports.pace import MAX_S
 from extproc.routing.policies import Founding, LeastPending, RandomChoice, RoundRobin
 from extproc.types import Choice, RequestInfo, Snapshot, Wait
 from tests.lab.lab import arrival, poisson, run, watching, workload
@@ -474,7 +474,7 @@ def test_learning_changes_nothing_for_routers_with_the_right_size(
     assert 4 in learned(fleet)
     assert set(learned(fleet)) <= {4, None}
 
-    monkeypatch.setattr("extproc.fleet.speeds.MAX_BODY_BYTES", -1)
+    monkeypatch.setattr("extproc.pods.speeds.MAX_BODY_BYTES", -1)
     unlearned, same = cached(None)
     assert learned(unlearned) == [None, None]
     assert digest == same

@@ -8,10 +8,10 @@ from random import Random
 import pytest
 
 from extproc.costs import BYTES_PER_TOKEN, Costs
-from extproc.fleet.serverflags import PoolSettings
 from extproc.lab.engine.profiles import A100_8B
 from extproc.lab.fleet.fleet import Fleet
 from extproc.lab.fleet.settings import FleetSettings
+from extproc.pods.serverflags import PoolSettings
 from extproc.routing.policies import LeastHarm
 from tests.lab.lab import arrival, workload
 

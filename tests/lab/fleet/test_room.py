@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from extproc.fleet.concurrency import SPARE, Room
 from extproc.lab.engine.profiles import A100_8B
 from extproc.lab.fleet.fleet import Fleet
 from extproc.lab.fleet.settings import FleetSettings
 from extproc.lab.workload.flights import FlightState
 from extproc.lab.workload.requests import Workload
+from extproc.learned.concurrency import SPARE, Room
 from extproc.routing.policies import LeastHarm
 from tests.lab.lab import arrival, workload
 

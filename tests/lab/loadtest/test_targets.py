@@ -12,7 +12,6 @@ import yaml
 from extproc.config.file import parse_config
 from extproc.costs import Costs
 from extproc.envoy.bootstrap import BootstrapOptions
-from extproc.fleet.serverflags import ServerFlags
 from extproc.lab.fakepod.pod import PodConfig, start_pod
 from extproc.lab.fleet.settings import FleetSettings, PodKind
 from extproc.lab.loadtest.fleetfiles import (
@@ -33,6 +32,7 @@ from extproc.lab.loadtest.targets import (
 )
 from extproc.lab.opponents import OPPONENTS, opponent
 from extproc.plugins import load_policy
+from extproc.pods.serverflags import ServerFlags
 from extproc.service.configured import pool_settings
 from tests.fakepods import running_pod
 from tests.lab.trials.test_suites import tiny

@@ -1,0 +1,110 @@
+"""The CPU caches of a pool's endpoints: the sizes that they are taken to have."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from extproc.learned.cachesize import CacheSize
+from extproc.pods.serverflags import PoolSettings
+from extproc.pods.tracked import Tracked
+from extproc.types import LoadReport
+
+
+class CpuCaches:
+    """The caches of all endpoints.
+
+    Attributes:
+        groups: By the name of the group that has the size in common; "" for endpoints without one.
+    """
+
+    def __init__(self, settings: PoolSettings) -> None:
+        self.groups: Mapping[str, GroupCaches] = {}
+        self.configure(settings, ())
+
+    def configure(self, settings: PoolSettings, endpoints: Iterable[Tracked]) -> None:
+        """Apply other groups and configured sizes to what has been learned."""
+        names = ["", *settings.groups]
+        self.groups = {name: self.groups.get(name) or GroupCaches() for name in names}
+        self.set_endpoints(endpoints)
+        for name, caches in self.groups.items():
+            caches.configure(settings.traits_of(name).max_cpu_loras)
+
+    def set_endpoints(self, endpoints: Iterable[Tracked]) -> None:
+        """Replace the endpoints; new ones get the learned size."""
+        members = defaultdict(list)
+        for tracked in endpoints:
+            members[tracked.group].append(tracked)
+        for name, caches in self.groups.items():
+            caches.set_endpoints(members[name])
+
+    def of(self, tracked: Tracked) -> GroupCaches:
+        """Return the caches of an endpoint's group; the endpoint may have left before that."""
+        return self.groups.get(tracked.group, self.groups[""])
+
+
+class GroupCaches:
+    """One size for the caches of a group's endpoints, as configured and as learned.
+
+    Attributes:
+        learned: The size that first tokens show, which the endpoints' residency goes by; None while
+            they show nothing.
+    """
+
+    def __init__(self) -> None:
+        self.learned: int | None = None
+        self._configured: int | None = None
+        self._size = CacheSize()
+        self._endpoints: list[Tracked] = []
+
+    def configure(self, configured: int | None) -> None:
+        """Apply another configured size to what has been learned."""
+        self._configured = configured
+        self._apply()
+
+    def set_endpoints(self, endpoints: Iterable[Tracked]) -> None:
+        """Replace the endpoints; new ones get the learned size."""
+        before, self._endpoints = set(map(id, self._endpoints)), list(endpoints)
+        for tracked in self._endpoints:
+            if self.learned is not None and id(tracked) not in before:
+                tracked.residency.resize(self.learned)
+
+    def record_first_token(self, place: int, ttft_s: float) -> None:
+        """Record how long the engine took for the first token of a flight that has a place."""
+        if self._size.record_first_token(place, ttft_s):
+            self._apply()
+
+    def record_reports(self, before: LoadReport | None, after: LoadReport) -> None:
+        """Record two consecutive reports of one process, of which the second states what its cache
+        holds; None before the first."""
+        self._size.record_statement(_cached(before), _cached(after))
+
+    @property
+    def presumed(self) -> int:
+        """Adapters in a cache by configuration: at least as many as slots, as in vLLM."""
+        slots = [tracked.residency.num_slots or 1 for tracked in self._endpoints]
+        return max(self._configured or 1, *slots, 1)
+
+    @property
+    def has_slots(self) -> bool:
+        """Whether the GPU slots of any endpoint are known."""
+        return any(tracked.residency.num_slots for tracked in self._endpoints)
+
+    @property
+    def stated(self) -> int | None:
+        """The size by the engines' own statements; None without any."""
+        return self._size.stated(self.presumed)
+
+    def _apply(self) -> None:
+        self.learned = self._size.learned(self.presumed)
+        if self.learned is not None:
+            for tracked in self._endpoints:
+                tracked.residency.resize(self.learned)
+                tracked.touch()
+
+
+def _cached(report: LoadReport | None) -> frozenset[str]:
+    """Return what an engine states that its cache holds; nothing if it states nothing."""
+    if report is None or report.cpu_adapters is None:
+        return frozenset()
+    return report.cpu_adapters | (report.gpu_adapters or frozenset())

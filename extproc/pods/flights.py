@@ -1,0 +1,373 @@
+"""Our own picks in flight on a pool's endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
+from math import inf
+from typing import NamedTuple
+
+from extproc.costs import Probe
+from extproc.learned.comparison import SHORT_BYTES
+from extproc.learned.evidence import FAILURES, Evidence, likeness, tried_in_order, verdicts
+from extproc.learned.expected import HEARD_S
+from extproc.learned.outliers import Outliers
+from extproc.learned.prefixes import PrefixIndex, with_cached
+from extproc.pods.disbelief import Disbelief
+from extproc.pods.listeners import PickObserver, WaitingLine
+from extproc.pods.peerpicks import PeerPicks
+from extproc.pods.speeds import told_by
+from extproc.pods.tenants import Tenants
+from extproc.pods.tracked import InFlight, Tracked
+from extproc.types import Pick
+
+USUAL_S, USUAL_KEPT = 1.0, 31 / 32
+"""Time that served requests take, before any was; and of the mean of it, with each."""
+# To look up a member takes 0.1 us.
+_SERVED, _NOT_FOUND = Evidence.SERVED, Evidence.NOT_FOUND
+_FAILED, _FULL = Evidence.FAILED, Evidence.FULL
+
+
+class Trust(NamedTuple):
+    """How far an endpoint's own counts are believed about the ends of picks.
+
+    Attributes:
+        grace_s: A pick younger than this may not have arrived there yet.
+        lost_after_s: An endpoint that has served a pick which came so much later has lost the older
+            one, whoever else reports ends.
+        whole_from_s: Returns since when another source reports the ends of all picks like this one,
+            as of a time: minus infinite for ever, infinite for not now.
+    """
+
+    grace_s: float
+    lost_after_s: float
+    whole_from_s: Callable[[InFlight, float], float]
+
+
+class Flights:
+    """The picks of this router that have not ended, from the oldest on.
+
+    Args:
+        find: Returns the endpoint with an address, if it is in the pool.
+        told: The picks of other routers.
+        queue: Told of room.
+        observer: Follows what is counted here.
+
+    Attributes:
+        num_routers: That use these endpoints, this one included.
+        tenants: Whose they are.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[str], Tracked | None],
+        *,
+        told: PeerPicks,
+        prefix_index: PrefixIndex,
+        outliers: Outliers,
+        disbelief: Disbelief,
+        queue: WaitingLine,
+        observer: PickObserver | None,
+    ) -> None:
+        self._find = find
+        self._told = told
+        self._prefix_index = prefix_index
+        self._outliers, self._disbelief = outliers, disbelief
+        self._usual_s = USUAL_S
+        self._flights: dict[str, InFlight] = {}
+        self._by_request_id: dict[str, str] = {}
+        self._refused: dict[str, tuple[str, ...]] = {}
+        self.num_routers = 1
+        self.tenants = Tenants()
+        self._queue, self._observer = queue, observer
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def __iter__(self) -> Iterator[InFlight]:
+        return iter(self._flights.values())
+
+    def set_num_routers(self, num_routers: int) -> None:
+        """Record how many routers use these endpoints, this one included."""
+        self.num_routers = num_routers
+
+    @property
+    def num_alike(self) -> int:
+        """The routers that do not tell us of their picks, and this one: all send as much."""
+        return max(1, self.num_routers - self._told.num_routers)
+
+    def start(self, pick: Pick, *, now: float) -> None:
+        """Count a request that is sent to `pick.address` now.
+
+        Raises:
+            KeyError: That is not in the pool.
+        """
+        address, request = pick.endpoints[0], pick.request
+        tracked = self._find(address)
+        if tracked is None:
+            raise KeyError(address)
+        adapter, cached = tracked.adapter_of(request), request.cached_bytes
+        num_bytes = request.rest_bytes(address)
+        place, probe = told_by(tracked, request, num_bytes, adapter, now=now)
+        if cached:
+            pick = with_cached(pick, cached)
+        flight = self._count(pick, now, tracked, adapter, num_bytes, now, place, probe)
+        if self._observer is not None:
+            self._observer.started(flight, is_new=True)
+        self.tenants.count(request.claim, request.num_sequences, now=now)
+        if request.request_id:
+            self._by_request_id[request.request_id] = pick.id
+
+    def move(self, pick_id: str, address: str, *, now: float) -> bool:
+        """Count a pick at `address` instead: the data plane fell back to another endpoint.
+
+        Return False if it does not move: not in flight, already there, or the address unknown.
+        """
+        flight, tracked = self._flights.get(pick_id), self._find(address)
+        if flight is None or tracked is None or tracked is flight.tracked:
+            return False
+        flight.tracked.end(flight, now=now, has_run=False)
+        flight.tracked.prompts.bound(now)
+        before = flight.tracked.endpoint.address
+        self._judge(flight, before, Evidence.NONE, now=now, at_s=now)
+        request = flight.pick.request
+        self._prefix_index.drop(request, flight.tracked.kv_cache)
+        pick = with_cached(flight.pick, self._prefix_index.find(request), address)
+        adapter = tracked.adapter_of(request)
+        num_bytes = pick.request.rest_bytes(address)
+        moved = self._count(pick, flight.started_at_s, tracked, adapter, num_bytes, now)
+        if self._observer is not None:
+            self._observer.ended(flight, has_run=False)
+            self._observer.started(moved, is_new=False)
+        return True
+
+    def refused(self, pick_id: str, address: str, *, now: float) -> bool:
+        """Record that an endpoint refused a pick as it is full, so that the next one is tried.
+
+        Return False if it is not in flight.
+        """
+        flight = self._flights.get(pick_id)
+        if flight is None:
+            return False
+        tracked, before = flight.tracked, self._refused.get(pick_id, ())
+        tried = tried_in_order(flight.pick)
+        is_here = tracked.endpoint.address == address and self._find(address) is tracked
+        if is_here and address in tried and address not in before:
+            tracked.refused(flight, now=now)
+            self._refused[pick_id] = (*before, address)
+            for following in tried[tried.index(address) + 1 :][:1]:
+                self.move(pick_id, following, now=now)
+        return True
+
+    def finish(
+        self,
+        pick_id: str,
+        *,
+        now: float,
+        reported_at_s: float | None = None,
+        has_run: bool = True,
+        verdict: Evidence = Evidence.NONE,
+        address: str = "",
+        num_attempts: int = 1,
+        num_bytes: int = SHORT_BYTES,
+    ) -> InFlight | None:
+        """End a pick's accounting; return None if it is not in flight: ended before, or not ours.
+
+        The request ended at `now`, which was reported at `reported_at_s` (None for `now`).
+        `has_run` is False if the endpoint's engine cannot have worked on it (refused, not reached),
+        `num_bytes` the length of the response. For the rest see `verdicts`.
+        """
+        flight = self._flights.pop(pick_id, None)
+        if flight is None:
+            return None
+        pick, tracked = flight.pick, flight.tracked
+        request, at_s = pick.request, now if reported_at_s is None else reported_at_s
+        if self._by_request_id.get(request.request_id) == pick_id:
+            del self._by_request_id[request.request_id]
+        self.tenants.count(request.claim, -request.num_sequences, now=now)
+        refused = self._refused.pop(pick_id, ())
+        for full in refused:
+            if (each := self._find(full)) is not None:
+                each.fullness.settle(pick_id, was_taken=verdict is _SERVED)
+                each.touch()
+        # An endpoint that came back under the address has not served it.
+        own = tracked.endpoint.address
+        served = (self._find(address) if address != own else None) or tracked
+        has_run_here = has_run and served is tracked
+        tracked.end(flight, now=now, has_run=has_run_here)
+        if tracked.prompts.done_s > at_s:
+            tracked.prompts.bound(at_s)
+        if not has_run_here:
+            self._prefix_index.drop(request, tracked.kv_cache)
+        if served is not tracked:
+            served.note(served.adapter_of(request), now=now, has_run=has_run)
+            if has_run:
+                served.kv_cache.computed_bytes += request.rest_bytes(address)
+                self._prefix_index.add(request, served.kv_cache)
+        if self._observer is not None:
+            self._observer.ended(flight, has_run=has_run_here)
+        if num_attempts > 1 or (address or pick.endpoints[0]) != own:
+            judged = verdicts(
+                pick, verdict, address=address, num_attempts=num_attempts, refused=refused
+            )
+            for each_address, said in {own: Evidence.NONE, **judged}.items():
+                self._judge(flight, each_address, said, now=now, at_s=at_s, num_bytes=num_bytes)
+        else:
+            said = _FAILED if verdict is _FULL else verdict
+            self._judge(flight, own, said, now=now, at_s=at_s, num_bytes=num_bytes)
+        if verdict is _SERVED and flight.started_at_s > served.served_s:
+            served.served_s = flight.started_at_s
+        self._queue.freed(at_s)
+        return flight
+
+    def find(self, pick_id: str) -> InFlight | None:
+        """Return a pick that is in flight."""
+        return self._flights.get(pick_id)
+
+    def pick_id_of(self, request_id: str) -> str | None:
+        """Return the newest pick in flight with this `x-request-id`."""
+        return self._by_request_id.get(request_id)
+
+    def expire(self, *, now: float, max_age_s: float) -> list[InFlight]:
+        """Finish every pick older than `max_age_s`; return them, oldest first."""
+        flights = self._flights.values()
+        old = list(takewhile(lambda each: now - each.started_at_s > max_age_s, flights))
+        for flight in old:
+            self.finish(flight.pick.id, now=now, has_run=False)
+        return old
+
+    def reconcile(self, address: str, trust: Trust, *, now: float) -> list[InFlight]:
+        """Finish the oldest picks, as many as the endpoint's reports do not account for.
+
+        Only those whose ends nobody else can be trusted to report. Where ends of the rest come
+        late, an earlier report is the judge: of what ended before it, all is known by now.
+        """
+        tracked = self._find(address)
+        if tracked is None or tracked.report is None or tracked.reported_at_s is None:
+            return []
+        total = tracked.report.num_running + tracked.report.num_waiting
+        flights = tracked.flights.values()
+        if len(flights) <= total:
+            return []
+        at_s, grace_s = tracked.reported_at_s, trust.grace_s
+        old = list(takewhile(lambda each: at_s - each.started_at_s >= grace_s, flights))
+        if len(old) <= total:
+            return []
+        lost = _lost(tracked, old, total, trust, now=now)
+        for flight in lost:
+            self.finish(flight.pick.id, now=now)
+        return lost
+
+    def oldest_by_envoy(self, address: str) -> dict[str, float]:
+        """Return when the oldest pick in flight at an endpoint started, by Envoy."""
+        tracked, oldest_s = self._find(address), dict[str, float]()
+        for each in () if tracked is None else tracked.flights.values():
+            oldest_s.setdefault(each.pick.request._envoy, each.started_at_s)
+        return oldest_s
+
+    # --- inside -----------------------------------------------------------------------------
+
+    def _count(
+        self,
+        pick: Pick,
+        at_s: float,
+        tracked: Tracked,
+        adapter: str | None,
+        num_bytes: int,
+        now: float,
+        place: int | None = None,
+        probe: Probe | None = None,
+    ) -> InFlight:
+        """Count a pick with so many bytes to compute, as a trial if its endpoint is on one."""
+        address, request = tracked.address, pick.request
+        num_alike = 1 if self.num_routers == 1 else self.num_alike
+        tracked.queue(pick.id, adapter, num_bytes, num=num_alike, at_s=at_s, now=now)
+        if request._prefix_hashes:
+            self._prefix_index.add(request, tracked.kv_cache)
+        trial = self._outliers.begin(address, now=now)
+        num_beside, group = tracked.num_unfinished, tracked.group
+        flight = InFlight(pick, at_s, tracked, adapter, num_beside, trial, place, group, probe)
+        self._flights[pick.id] = flight
+        tracked.begin(flight)
+        return flight
+
+    def _judge(
+        self,
+        flight: InFlight,
+        address: str,
+        verdict: Evidence,
+        *,
+        now: float,
+        at_s: float,
+        num_bytes: int = SHORT_BYTES,
+    ) -> None:
+        """Tell outlier detection how a request that ended at `now` went at one endpoint."""
+        tracked, counted, request = self._find(address), flight.tracked, flight.pick.request
+        if tracked is None or (tracked is not counted and address == counted.endpoint.address):
+            return  # it has left, even if another has joined under its address
+        trial = flight.trial if tracked is counted else 0
+        if verdict is _SERVED:
+            took_s = now - flight.started_at_s
+            self._usual_s = took_s + USUAL_KEPT * (self._usual_s - took_s)
+            mean_s = tracked.response_s
+            tracked.response_s = took_s + USUAL_KEPT * ((mean_s or took_s) - took_s)
+            self._disbelief.served(tracked, request.model)
+        elif verdict in FAILURES or verdict is _NOT_FOUND:
+            tracked.failed(tracked.adapter_of(request), flight.started_at_s + self._usual_s)
+        like, sent_at_s = likeness(request), flight.started_at_s
+        outlived_s = -inf if verdict is _SERVED else tracked.newest_s(sent_at_s)
+        if verdict is _NOT_FOUND and request.model:
+            self._disbelief.not_found(tracked, request.model, now=at_s)
+            self._outliers.doubt(
+                address,
+                request.model,
+                like,
+                ended_s=now,
+                trial=trial,
+                sent_at_s=sent_at_s,
+                outlived_s=outlived_s,
+            )
+            tracked.touch()
+            return
+        self._outliers.end(
+            address,
+            verdict,
+            like,
+            now=at_s,
+            ended_s=now,
+            trial=trial,
+            num_bytes=num_bytes,
+            sent_at_s=sent_at_s,
+            outlived_s=outlived_s,
+        )
+        if verdict is _SERVED and not tracked.answers:
+            tracked.answers = True
+            tracked.renew()
+        else:
+            tracked.settle()
+
+
+def _lost(
+    tracked: Tracked, old: Sequence[InFlight], total: int, trust: Trust, *, now: float
+) -> list[InFlight]:
+    """Return the picks whose end is lost, of the `old` ones of which a report shows `total`."""
+    whole_from_s, lost_before_s = trust.whole_from_s, tracked.served_s - trust.lost_after_s
+    doubtful, is_untold = [], True
+    for each in old:
+        from_s = whole_from_s(each, now)
+        if each.started_at_s < max(from_s, lost_before_s):
+            doubtful.append(each)
+        is_untold = is_untold and from_s == inf
+    if is_untold:
+        return doubtful[: len(old) - total]
+    pages, by_s = tracked.pages, now - HEARD_S
+    pages.append((now, total))
+    while len(pages) > 1 and pages[1][0] <= by_s:
+        pages.popleft()
+    at_s, total = pages[0]
+    if at_s > by_s:
+        return []
+    until_s = at_s - trust.grace_s
+    num_shown = sum(each.started_at_s <= until_s for each in old)
+    lost = [each for each in doubtful if each.started_at_s <= until_s]
+    return lost[: max(0, num_shown - total)]

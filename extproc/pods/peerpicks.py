@@ -1,0 +1,253 @@
+"""The picks of other routers, as sums that those tell: counted beside our own.
+
+Updates of another router may be late, lost, or false. That costs accuracy and no more, until its
+next whole update. Our own picks are never touched, and everything kept here is bounded. No request
+is rejected for requests that the next report does not show (`EndpointView._num_unseen`).
+
+1. A router counts from its first whole update to `forget`. Then its requests in flight count as
+   foreign ones until load reports show less.
+2. A whole update replaces all that its router has told: places that it does not name have nothing.
+3. Requests for an endpoint that is not in the pool are ignored until a whole update finds it there.
+   The name of an adapter is ignored until the endpoint lists it: the requests count without it.
+4. Requests on an endpoint that restarts run on until its router tells of the end, as with ours.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import count
+
+from msgspec import Struct
+
+from extproc.bounds import MAX_SEQUENCES
+from extproc.learned.prompts import MAX_QUEUE_S
+from extproc.pods.foreign import PeerPlace
+from extproc.pods.listeners import NOBODY, WaitingLine, WorkObserver
+from extproc.pods.picksums import BEGAN, ENDED, LEFT, NUM_OF_CHANGE, Place, PlaceSum, Sums
+from extproc.pods.tracked import Tracked
+
+FULL = "full"
+UNKNOWN_POD = "unknown_pod"
+
+
+class PeerPickBounds(Struct, frozen=True):
+    """Bounds of other routers' updates; a place takes some 300 bytes and its names."""
+
+    max_per_router: int = 16_384
+    max_picks: int = 65_536
+    max_routers: int = 256
+    max_places: int = 65_536  # of all routers
+
+
+class PeerPicks:
+    """The picks in flight of all other routers.
+
+    Args:
+        find: Returns the endpoint with an address, if it is in the pool.
+        queue: Told of room, and of what each request counts for, once.
+        catalog: Gets the adapters that requests ask for.
+
+    Attributes:
+        num_in_flight: Requests that have not ended.
+        num_received: Requests told as they began, ignored ones included.
+        num_ignored: Number of those that were not counted, by reason.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[str], Tracked | None],
+        bounds: PeerPickBounds | None = None,
+        *,
+        queue: WaitingLine = NOBODY,
+        catalog: WorkObserver = NOBODY,
+    ) -> None:
+        self._find = find
+        self._bounds = bounds or PeerPickBounds()
+        self._routers: dict[str, _Teller] = {}
+        self.num_in_flight = self._num_places = 0
+        self.num_received = 0
+        self.num_ignored: Counter[str] = Counter({FULL: 0, UNKNOWN_POD: 0})
+        self._queue, self._catalog = queue, catalog
+
+    @property
+    def num_routers(self) -> int:
+        """Routers that tell us their picks."""
+        return len(self._routers)
+
+    def hears(self, router_id: str) -> bool:
+        """Return whether a router has told all that it has in flight."""
+        return router_id in self._routers
+
+    def hear(self, router_id: str, sums: Sums, *, now: float) -> None:
+        """Count an update of a router."""
+        router = self._routers.get(router_id)
+        if sums.is_whole:
+            if router is None:
+                if len(self._routers) >= self._bounds.max_routers:
+                    return
+                router = self._routers[router_id] = _Teller()
+            self._replace(router, sums.places, now)
+        elif router is None:
+            return
+        elif sums.places:
+            places = [self._place(router, each.place) for each in sums.places]
+            router.add(sums.first, places, self._bounds.max_places)
+        if sums.changes:
+            self._change(router, sums.changes, now)
+
+    def forget(self, router_id: str, *, now: float) -> None:
+        """Take back the counts of a router that is gone, and listen to it no longer."""
+        router = self._routers.pop(router_id, None)
+        for place in () if router is None else router.places.values():
+            tracked, num = place.tracked, place.num_sequences
+            if tracked is not None and num:
+                adapter = place.adapter
+                self._recount(place, 0, 0, now)
+                tracked.leave_to_reports(num, adapter)
+            self._release(place)
+
+    def drop(self, tracked: Tracked) -> None:
+        """Forget what is counted at an endpoint that has left."""
+        for place in tracked.others.places:
+            self._add(place.router, -place.num)
+            place.num = place.num_sequences = 0
+            place.tracked = None
+        tracked.others.places.clear()
+
+    # --- inside -----------------------------------------------------------------------------
+
+    def _replace(self, router: _Teller, told: Sequence[PlaceSum], now: float) -> None:
+        before = router.places
+        router.places = {
+            each.place: before.pop(each.place) for each in told if each.place in before
+        }
+        for gone in before.values():
+            self._recount(gone, 0, 0, now)
+            self._release(gone)
+        router.numbered = [self._place(router, each.place) for each in told]
+        for place, each in zip(router.numbered, told, strict=True):
+            if place is not None and (place.num, place.num_sequences) != each[1:]:
+                num, num_sequences = each.num, _sequences(each.num, each.num_sequences)
+                most = place.num + self._room(router)
+                if num > most:
+                    num = num_sequences = most
+                self._recount(place, num, num_sequences, now)
+
+    def _change(self, router: _Teller, changes: Sequence[int], now: float) -> None:
+        numbered, num_numbered, each = router.numbered, len(router.numbered), iter(changes)
+        queue, room, changed = self._queue, self._room(router), dict[Tracked, None]()
+        most = router.num + room
+        for code, num, num_sequences, amount, tokens in zip(*[each] * NUM_OF_CHANGE, strict=False):
+            number, kind = code >> 2, code & 3
+            if not num or kind > LEFT:
+                continue
+            place = numbered[number] if number < num_numbered else None
+            tracked = None if place is None else place.tracked
+            if kind == BEGAN:
+                self.num_received += num
+                if place is None or tracked is None or num > room:
+                    is_unknown = place is not None and tracked is None
+                    self.num_ignored[UNKNOWN_POD if is_unknown else FULL] += num
+                    continue
+                room -= num
+                if num_sequences != num:
+                    num_sequences = _sequences(num, num_sequences)
+                tracked.begin_told(place, num, num_sequences, amount, now=now)
+                if tokens and place.flow:
+                    queue.charge_told(place.flow, place.priority, tokens / 1e3)
+                if place.name:
+                    work_s = min(amount * tracked.prompts.costs.prompt_s_per_byte, MAX_QUEUE_S)
+                    self._catalog.told(place.name, num, work_s, now)
+            elif place is not None and tracked is not None and place.num:
+                if num >= place.num:
+                    num, num_sequences = place.num, place.num_sequences
+                elif not num <= num_sequences < place.num_sequences:
+                    num_sequences = num
+                room += num
+                took_s = amount / (1e3 * num)
+                tracked.end_told(place, num, num_sequences, took_s, now=now, has_run=kind == ENDED)
+                has_left = place.adapter not in tracked.adapters
+                queue.freed_elsewhere(place.address, place.adapter if has_left else None, now=now)
+            else:
+                continue
+            changed[tracked] = None
+        self.num_in_flight += most - room - router.num
+        router.num = most - room
+        for tracked in changed:
+            tracked.settle()
+
+    def _room(self, router: _Teller) -> int:
+        bounds = self._bounds
+        return min(bounds.max_per_router - router.num, bounds.max_picks - self.num_in_flight)
+
+    def _place(self, router: _Teller, told: Place) -> PeerPlace[Tracked] | None:
+        """Return a place, which may be new; None where there is no room."""
+        place = router.places.get(told)
+        if place is None:
+            if self._num_places >= self._bounds.max_places:
+                return None
+            self._num_places += 1
+            place = router.places[told] = PeerPlace(router, *told)
+        if place.tracked is None:
+            place.tracked = tracked = self._find(place.address)
+            if tracked is not None:
+                tracked.others.places[place] = None
+        return place
+
+    def _recount(self, place: PeerPlace[Tracked], num: int, num_sequences: int, now: float) -> None:
+        """Have so many requests at a place."""
+        if place.tracked is not None and (num, num_sequences) != (place.num, place.num_sequences):
+            num_before, before = place.num, place.num_sequences
+            place.tracked.recount_told(place, num - num_before, num_sequences - before, now=now)
+            self._add(place.router, num - num_before)
+
+    def _add(self, router: _Teller, num: int) -> None:
+        router.num += num
+        self.num_in_flight += num
+
+    def _release(self, place: PeerPlace[Tracked]) -> None:
+        self._num_places -= 1
+        if place.tracked is not None:
+            del place.tracked.others.places[place]
+
+
+class _Teller:
+    """The places of one router, and by their numbers.
+
+    Attributes:
+        num: Its requests in flight.
+    """
+
+    __slots__ = ("num", "numbered", "places")
+
+    def __init__(self) -> None:
+        self.places: dict[Place, PeerPlace[Tracked]] = {}
+        self.numbered: list[PeerPlace[Tracked] | None] = []
+        self.num = 0
+
+    def add(self, first: int, places: Sequence[PeerPlace[Tracked] | None], most: int) -> None:
+        """Add places from a number on; of those in between nothing is known."""
+        numbered = self.numbered
+        if len(numbered) <= first <= most:
+            numbered += [None] * (first - len(numbered))
+            numbered += places
+
+
+def _sequences(num: int, num_sequences: int) -> int:
+    """Return the sequences of so many requests, as far as they can be true."""
+    return min(max(num, num_sequences), num * MAX_SEQUENCES)
+
+
+# The ids of picks: unique over routers and restarts, and each names its router.
+
+
+def pick_ids(router_id: str) -> Callable[[], str]:
+    """Return a function that returns a new id of this router's picks at each call."""
+    numbers = count()
+    return lambda: f"{router_id}-{next(numbers)}"
+
+
+def router_of(pick_id: str) -> str:
+    """Return the router that made the pick; "" for an id that names none."""
+    return pick_id.rpartition("-")[0]

@@ -1,0 +1,456 @@
+"""The endpoints, their load and their adapters: the state that routing is based on.
+
+Rules:
+1. `start` and `finish` come exactly once per pick, whatever ends the request; a second `finish` of
+   the same pick returns None and changes nothing.
+2. A report is true at the moment it was taken, unless it contradicts both routers and counters
+   (`foreign.Belief`). Our dispatches since are added to it. A report older than `report_expiry_s`
+   is not trusted: the endpoint is then known by the requests that routers have sent there, as long
+   as it answers. One that has not answered at all, or not the last call of ours, is not idle: it is
+   silent.
+3. A finish belongs to the endpoint object that the pick was started on: an endpoint that left and
+   came back under the same address starts from zero.
+4. An endpoint is believed about itself only. Where a name must mean one thing for all of them, the
+   majority decides.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from extproc.learned.concurrency import START_S
+from extproc.learned.ejections import OutlierSettings
+from extproc.learned.outliers import Outliers
+from extproc.learned.prefixes import PrefixIndex
+from extproc.pods.cpucaches import CpuCaches
+from extproc.pods.disbelief import Disbelief
+from extproc.pods.flights import Flights
+from extproc.pods.foreign import ALONE_S, STEADY_S
+from extproc.pods.listeners import NOBODY, PickObserver, WaitingLine, WorkObserver
+from extproc.pods.modelindex import NOTHING, ModelIndex
+from extproc.pods.peerpicks import PeerPicks
+from extproc.pods.podstate import PodState
+from extproc.pods.serverflags import PoolSettings, ServerFlags
+from extproc.pods.speeds import Speeds
+from extproc.pods.tenants import Places
+from extproc.pods.tracked import InFlight, Tracked, is_restart
+from extproc.pods.views import Views
+from extproc.tenancy import SlotUse
+from extproc.types import Endpoint, LoadReport, ModelCard, Snapshot
+
+__all__ = ["InFlight", "Pool", "PoolSettings"]
+
+
+class Pool:
+    """All endpoints of one base model, with bookkeeping.
+
+    Args:
+        counts_first: Foreign requests on the first endpoints count for the choice at once, at the
+            first look. They are not those of a herd, and without them a router that has just
+            started would choose by chance.
+        queue: Gets news of room, and of what requests get.
+        catalog: Gets the models that requests of other routers ask for.
+        observer: Gets our picks, if there is one.
+
+    Attributes:
+        caches: The sizes of their CPU caches.
+        speeds: Learns their costs.
+        beginnings: Prefixes of prompts in their KV caches.
+        flights: Our picks there; `told` has other routers'.
+        num_listings: How often endpoints, or the models that they list, have changed.
+        columns: Returns the pool at a time `now`, sorted by address; true until something is
+            recorded.
+    """
+
+    def __init__(
+        self,
+        settings: PoolSettings | None = None,
+        outliers: OutlierSettings | None = None,
+        *,
+        counts_first: bool = False,
+        queue: WaitingLine = NOBODY,
+        catalog: WorkObserver = NOBODY,
+        observer: PickObserver | None = None,
+    ) -> None:
+        self._on_due: Callable[[str], None] = lambda _: None
+        self._counts_first = counts_first
+        self.queue = queue
+        self._settings = settings or PoolSettings()
+        self.caches = CpuCaches(self._settings)
+        self.speeds = Speeds()
+        self.prefix_index = PrefixIndex()
+        self._tracked: dict[str, Tracked] = {}
+        self.outliers = Outliers(outliers, self._touch)
+        self._views = Views(self._settings, self.outliers)
+        self.columns = self._views.columns
+        self._models = ModelIndex()
+        self.num_listings = 0
+        self._declared: Mapping[str, ModelCard] = {}
+        self.told = PeerPicks(self._find, queue=queue, catalog=catalog)
+        self._disbelief = Disbelief(self._takers)
+        self.flights = Flights(
+            self._find,
+            disbelief=self._disbelief,
+            told=self.told,
+            prefix_index=self.prefix_index,
+            outliers=self.outliers,
+            queue=queue,
+            observer=observer,
+        )
+
+    # --- reports ----------------------------------------------------------------------------
+
+    def configure(self, settings: PoolSettings, outliers: OutlierSettings | None = None) -> None:
+        """Apply new thresholds and traits."""
+        self._settings = settings
+        self._views.configure(settings)
+        self.outliers.configure(outliers or OutlierSettings())
+        for tracked in self._tracked.values():
+            tracked.describe(tracked.endpoint, settings)
+        self.caches.configure(settings, self._tracked.values())
+        self.speeds.set_endpoints(self._tracked.values())
+
+    def set_num_routers(self, num_routers: int) -> None:
+        """Record how many routers use these endpoints, this one included."""
+        self.flights.set_num_routers(num_routers)
+
+    def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
+        """Replace the set of endpoints; those that stay keep their state."""
+        tracked: dict[str, Tracked] = {}
+        for endpoint in sorted(endpoints, key=lambda e: e.address):
+            known = self._tracked.get(endpoint.address) or Tracked(
+                endpoint, self._settings, self._views.stale, self._due
+            )
+            known.others.counts_first = known.others.counts_first or self._counts_first
+            known.describe(endpoint, self._settings)
+            known.set_declared(self._declared)
+            tracked[endpoint.address] = known
+        self._counts_first = self._counts_first and not tracked
+        gone = [each for address, each in self._tracked.items() if address not in tracked]
+        self._tracked = tracked
+        self.num_listings += 1
+        self._views.set_endpoints(tracked.values())
+        self.caches.set_endpoints(tracked.values())
+        self.speeds.set_endpoints(tracked.values())
+        self.outliers.set_endpoints(tracked)
+        for each in gone:
+            each.kv_cache.lose()
+            self.told.drop(each)
+            self._disbelief.drop(each)
+            self._models.replace(each.models or NOTHING, NOTHING)
+
+    def declare(self, cards: Mapping[str, ModelCard], *, now: float) -> None:
+        """Replace the adapters that endpoints which look for them find by themselves, by name.
+
+        Args:
+            cards: With the base model as `parent`, "" for any; a new mapping at each change.
+        """
+        self._declared = cards
+        for tracked in self._tracked.values():
+            tracked.set_declared(cards)
+        self.queue.freed(now)
+
+    def record_report(
+        self,
+        address: str,
+        report: LoadReport,
+        *,
+        taken_at_s: float,
+        asked_at_s: float | None = None,
+        next_s: float = START_S,
+        rest_s: float = 0.0,
+    ) -> bool:
+        """Record a report, true at some moment from `asked_at_s` to `taken_at_s`.
+
+        Args:
+            next_s: From one question to an endpoint that surprises to the next.
+            rest_s: The longest time until this one is asked again: its report expires later by
+                that, unless a call of ours fails.
+
+        Return whether the process restarted, or may have: nobody listened at its address before,
+        and its engine tells no start time. A new process has nothing until it has listed it.
+        """
+        tracked = self._tracked.get(address)
+        if tracked is None:
+            return False
+        returns = tracked.is_unreachable and report.process_start_wall_s is None
+        restarted = returns or is_restart(tracked.report, report)
+        if restarted:
+            before = tracked.models or NOTHING
+            tracked.restart(taken_at_s)
+            self._models.replace(before, NOTHING)
+            self.num_listings += 1
+        report = tracked.believed(report, now=taken_at_s)
+        asked_at_s = taken_at_s if asked_at_s is None else asked_at_s
+        tracked.answered(self.outliers, asked_at_s, now=taken_at_s, restarted=restarted)
+        if report.cpu_adapters is not None:
+            self.caches.of(tracked).record_reports(None if restarted else tracked.report, report)
+        tracked.set_report(
+            report, asked_at_s=asked_at_s, taken_at_s=taken_at_s, next_s=next_s, rest_s=rest_s
+        )
+        tracked.residency.record_report(report, taken_at_s=taken_at_s, asked_at_s=asked_at_s)
+        num_ours, adapters = tracked.num_sequences, tracked.adapters
+        steady_s = ALONE_S if self.flights.num_alike == 1 else STEADY_S
+        tracked.others.record_report(report, num_ours, adapters, now=taken_at_s, steady_s=steady_s)
+        tracked.compare(report, now=taken_at_s, is_new=restarted)
+        self._views.renew(tracked, now=taken_at_s)
+        self.queue.freed(taken_at_s)
+        return restarted
+
+    def tell_due(self, on_due: Callable[[str], None]) -> None:
+        """Call this with the address of each endpoint to which so much was sent that its next
+        report is due."""
+        self._on_due = on_due
+
+    def record_late(self, address: str) -> None:
+        """Record that an endpoint was asked for a report, and has given none."""
+        tracked = self._tracked.get(address)
+        if tracked is not None:
+            tracked.missed()
+
+    def is_expected(self, address: str) -> bool:
+        """Return whether an endpoint's last report said what was expected, and nothing is known
+        since for which the next is due."""
+        tracked = self._tracked.get(address)
+        return tracked is not None and tracked.is_as_expected(len(self.queue))
+
+    def record_models(
+        self,
+        address: str,
+        cards: Sequence[ModelCard],
+        *,
+        now: float,
+        asked_at_s: float | None = None,
+    ) -> None:
+        """Record the models that an endpoint lists, in its order; requested at `asked_at_s`."""
+        tracked = self._tracked.get(address)
+        if tracked is None:
+            return
+        asked_at_s = now if asked_at_s is None else asked_at_s
+        returns = tracked.is_unreachable
+        tracked.answered(self.outliers, asked_at_s, now=now)
+        before = tracked.models or NOTHING
+        models = self._models.listing(cards, before)
+        adapters = [card.id for card in models.values() if card.parent is not None]
+        is_new = returns or before.keys() - models
+        if is_new and not tracked.says_start(now, self._settings):
+            # Then these are the only signs of a restart.
+            tracked.prompts.bound(now)
+            tracked.forget_memory()
+        tracked.residency.record_registered(adapters, now=now)
+        if models != before or tracked.models is None:
+            tracked.set_models(models)
+            tracked.expected.surprise()
+            self._models.replace(before, models)
+            self.num_listings += 1
+        self._disbelief.listed(tracked, models, asked_at_s=asked_at_s)
+        self.outliers.record_models(address, models, asked_at_s=asked_at_s, now=now)
+        tracked.num_silences, tracked.listed_at_s = 0, asked_at_s
+        tracked.renew()
+        self.queue.freed(now)
+
+    def record_silence(self, address: str) -> None:
+        """Record that an endpoint failed to list its models."""
+        tracked = self._tracked.get(address)
+        if tracked is not None:
+            tracked.answers = False
+            tracked.missed()
+            if tracked.models is None:
+                tracked.num_silences += 1
+            tracked.renew()
+
+    def has(self, address: str) -> bool:
+        """Return whether an endpoint is in the pool."""
+        return address in self._tracked
+
+    def is_unreachable(self, address: str) -> bool:
+        """Return whether our last call could not connect to it."""
+        tracked = self._tracked.get(address)
+        return tracked is not None and tracked.is_unreachable
+
+    def record_unreachable(self, address: str) -> None:
+        """Record that a call of our own could not connect: refused, or no route.
+
+        That holds until a call succeeds, even when all reports have expired. A timeout does not
+        count: it may be this process that was stopped.
+        """
+        tracked = self._tracked.get(address)
+        if tracked is not None:
+            tracked.is_unreachable = True
+            tracked.missed()
+            tracked.renew()
+
+    def record_health(self, address: str, *, is_dead: bool, asked_at_s: float) -> bool:
+        """Record what an endpoint's health check says of its engine, which may list models still.
+
+        Dead holds until it says otherwise, or a new process starts. Return whether it is news.
+        """
+        tracked = self._tracked.get(address)
+        if tracked is None or asked_at_s < tracked.restarted_at_s:
+            return False
+        was_dead = tracked.died_at_s is not None
+        tracked.died_at_s = asked_at_s if is_dead else None
+        tracked.renew()
+        self.queue.freed(asked_at_s)
+        return is_dead is not was_dead
+
+    def record_version(self, address: str, version: str, *, asked_at_s: float) -> None:
+        """Record the version of an endpoint's engine, "" for one that tells none."""
+        tracked = self._tracked.get(address)
+        if tracked is not None and asked_at_s >= tracked.restarted_at_s:
+            tracked.version = version
+            tracked.renew()
+            self.queue.freed(asked_at_s)
+
+    def lacks_version(self, address: str) -> bool:
+        """Return whether an endpoint's process has not been asked for its version yet."""
+        tracked = self._tracked.get(address)
+        return tracked is not None and tracked.version is None
+
+    def record_orca(self, address: str, load: tuple[float, int]) -> None:
+        """Record (KV use, waiting requests) from a response header: newer than the last scrape."""
+        tracked = self._tracked.get(address)
+        if tracked is None or tracked.report is None:
+            return
+        kv_usage_ratio, num_waiting = load
+        tracked.report = replace(
+            tracked.report, kv_usage_ratio=kv_usage_ratio, num_waiting=num_waiting
+        )
+        tracked.renew()
+
+    def traits(self, address: str) -> ServerFlags:
+        """Return what an endpoint's server was started with."""
+        tracked = self._tracked.get(address)
+        return self._settings.traits_of("") if tracked is None else tracked.traits
+
+    def pod_state(self, address: str, *, now: float) -> PodState | None:
+        """Return one of `pod_states`; None where it has left."""
+        tracked = self._tracked.get(address)
+        if tracked is None:
+            return None
+        return tracked.pod_state(self.columns(now=now).views[tracked.row])
+
+    def pod_states(self, *, now: float) -> list[PodState]:
+        """Return the endpoints as those see them who load adapters."""
+        return [
+            tracked.pod_state(view)
+            for tracked, view in zip(
+                self._tracked.values(), self.snapshot(now=now).endpoints, strict=True
+            )
+        ]
+
+    # --- state ------------------------------------------------------------------------------
+
+    def places(self, address: str) -> tuple[float, int]:
+        """Return for how many sequences an endpoint of the columns has room, and how many are
+        there: see `Room`."""
+        return self._tracked[address].places()
+
+    def running_places(self, address: str) -> Places:
+        """Return those of such an endpoint in which nobody has to wait."""
+        tracked = self._tracked[address]
+        most, num_there = tracked.places()
+        spare = tracked.room.num_spare if tracked.traits.max_in_flight is None else 0
+        return Places(tracked.group, most - spare, num_there)
+
+    def oldest_in_flight_s(self, *, now: float) -> dict[str, float]:
+        """Return the age in seconds of each endpoint's oldest unfinished pick, 0 without any."""
+        return {address: each.oldest_s(now) for address, each in self._tracked.items()}
+
+    def model(self, name: str) -> ModelCard | None:
+        """Return the model registered under `name` on any endpoint."""
+        found = self._models.by_name.get(name)
+        if found is None and name in self._declared:
+            cards = (each.card_of(name) for each in self._tracked.values())
+            found = next((card for card in cards if card is not None), None)
+        return found
+
+    def base_of(self, pools: frozenset[str]) -> str:
+        """Return the one base model of the endpoints of some pools; "" for none, or several.
+
+        The word of a single one of several endpoints does not count.
+        """
+        lists = [
+            each.models.bases
+            for each in self._tracked.values()
+            if each.models is not None and (not pools or not pools.isdisjoint(each.endpoint.pools))
+        ]
+        counts = Counter(name for bases in lists for name in bases)
+        found = [name for name, num in counts.items() if num > 1 or len(lists) == 1]
+        return found[0] if len(found) == 1 else ""
+
+    def base_names(self) -> frozenset[str]:
+        """Return the base models that most endpoints of some pool list, those counted that have not
+        listed theirs, and at least two do. A fleet of one endpoint has those of that one.
+        """
+        num_of: Counter[str] = Counter()
+        listing: Counter[tuple[str, str]] = Counter()
+        for each in self._tracked.values():
+            for pool in each.endpoint.pools or ("",):
+                num_of[pool] += 1
+                listing.update((pool, name) for name in (each.models or NOTHING).bases)
+        least = min(2, len(self._tracked))
+        return frozenset(
+            name for (pool, name), num in listing.items() if num >= least and 2 * num > num_of[pool]
+        )
+
+    @property
+    def doubted(self) -> Mapping[str, ModelCard]:
+        """The base models that as many endpoints list as adapters, by name; as `registry`."""
+        return self._models.doubted
+
+    @property
+    def bases_first(self) -> Mapping[str, ModelCard]:
+        """The registry, in which what is doubted is a base model; an object as `registry` is."""
+        return self._models.bases_first
+
+    def with_base(self, name: str) -> frozenset[str]:
+        """Return the addresses of the endpoints that list a name as a base model."""
+        found = self._tracked.items()
+        return frozenset(a for a, each in found if name in (each.models or NOTHING).bases)
+
+    @property
+    def registry(self) -> Mapping[str, ModelCard]:
+        """All models of all endpoints, by name: a new object after each change, never mutated."""
+        return self._models.by_name
+
+    def group_of(self, address: str) -> str:
+        """Return an endpoint's group of `PoolSettings.groups`, "" for none."""
+        tracked = self._tracked.get(address)
+        return "" if tracked is None else tracked.group
+
+    def in_pool(self, address: str, name: str) -> bool:
+        """Return whether an endpoint is of an InferencePool; of one alone, all are."""
+        tracked = self._tracked.get(address)
+        pools = None if tracked is None else tracked.endpoint.pools
+        return pools is not None and (not pools or name in pools)
+
+    def slots(self, address: str) -> Mapping[str, SlotUse]:
+        """Return the adapters that routers know to run on an endpoint."""
+        tracked = self._tracked.get(address)
+        return {} if tracked is None else tracked.slots
+
+    def snapshot(self, *, now: float) -> Snapshot:
+        """Return the pool at `now`, sorted by address. Only endpoints that changed cost time."""
+        return Snapshot(tuple(self.columns(now=now).views), now, self.flights.num_routers)
+
+    # --- inside -----------------------------------------------------------------------------
+
+    def _touch(self, address: str) -> None:
+        tracked = self._tracked.get(address)
+        if tracked is not None:
+            tracked.touch()
+
+    def _due(self, address: str) -> None:
+        self._on_due(address)
+
+    def _find(self, address: str) -> Tracked | None:
+        return self._tracked.get(address)
+
+    def _takers(self, now: float) -> list[Tracked]:
+        """Return the endpoints that can take requests at `now`."""
+        pairs = zip(self._tracked.values(), self.columns(now=now).views, strict=True)
+        return [each for each, view in pairs if view.is_ready and not view._has_flaw]

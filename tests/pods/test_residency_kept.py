@@ -1,0 +1,125 @@
+"""What a report leaves as it was is kept, and is what would be concluded afresh."""
+
+from __future__ import annotations
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from extproc.pods.residency import OWN, SAME, Change, Residency
+from extproc.types import LoadReport
+
+NAMES = ("a", "b", "c", "d", "e", "f")
+
+_ACTIVE = st.lists(st.sampled_from(NAMES), max_size=4, unique=True)
+_EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("report"), _ACTIVE, _ACTIVE, st.sampled_from([None, 1, 2, 3])),
+        st.tuples(st.just("start"), st.sampled_from(NAMES)),
+        st.tuples(st.just("finish"), st.sampled_from(NAMES), st.booleans(), st.booleans()),
+        st.tuples(st.just("stated"), _ACTIVE, _ACTIVE | st.none()),
+        st.tuples(st.just("registered"), _ACTIVE),
+        st.tuples(st.just("resize"), st.sampled_from([None, 2, 4])),
+    ),
+    max_size=40,
+)
+
+
+def _apply(residency: Residency, event: tuple[object, ...], now: float) -> Change:
+    match event:
+        case ("report", list() as active, list() as ended, slots):
+            log = [(name, 1e9 + now) for name in active]
+            log += [(name, 1e9 + now - 0.5) for name in ended if name not in active]
+            residency.record_report(
+                LoadReport(
+                    max_loras=slots if isinstance(slots, int) else None,
+                    active_adapters=frozenset(active),
+                    adapter_log=tuple(log),
+                ),
+                taken_at_s=now,
+            )
+        case ("start", str() as name):
+            return residency.start(name)
+        case ("finish", str() as name, bool() as has_run, bool() as is_late):
+            at_s = now - (5.0 if is_late else 0.25)
+            return residency.finish(name, now=at_s, has_run=has_run)
+        case ("stated", list() as gpu, cpu):
+            residency.record_report(
+                LoadReport(
+                    max_loras=2,
+                    gpu_adapters=frozenset(gpu),
+                    cpu_adapters=frozenset(cpu) if isinstance(cpu, list) else None,
+                ),
+                taken_at_s=now,
+            )
+        case ("registered", list() as names):
+            residency.record_registered(names, now=now)
+        case ("resize", size):
+            residency.resize(size if isinstance(size, int) else None)
+    return OWN
+
+
+# Another adapter is touched; adapters are evicted; too many are the oldest, then one less; slots
+# change; one of several requests of an adapter that does not hold a slot ends; one ended before
+# another was used; one begins beside others', and ends; and one that others run, too.
+@example([("report", [], [], None), ("report", [], ["a"], None)], None)
+@example(
+    [
+        *(("registered", []), ("registered", ["a"])),
+        *(("report", ["b", "c"], [], None), ("report", ["b", "c"], [], None)),
+    ],
+    None,
+)
+@example([("report", [], ["a", "b", "c", "d"], None), ("report", [], ["a", "b"], None)], None)
+@example([("registered", ["a", "b"]), ("report", [], [], 1)], None)
+@example(
+    [
+        *(("start", "a"), ("start", "a")),
+        *(("report", ["a", "b", "c", "d"], [], None), ("finish", "a", True, False)),
+    ],
+    4,
+)
+@example(
+    [("start", "c"), ("report", ["a"], [], None), ("stated", [], []), ("finish", "c", True, True)],
+    None,
+)
+@example([("report", ["d", "e"], [], 3), ("start", "d")], None)
+@example([("report", ["a"], ["c"], 3), ("start", "a"), ("start", "b")], 4)
+@example(
+    [
+        *(("report", ["a"], ["c"], 3), ("start", "a"), ("start", "b")),
+        ("finish", "b", True, False),
+    ],
+    4,
+)
+@settings(max_examples=200)
+@given(_EVENTS, st.sampled_from([None, 2, 4]))
+def test_what_is_kept_is_what_would_be_concluded_afresh(
+    events: list[tuple[object, ...]], cached: int | None
+) -> None:
+    """After each event, also where everything is trimmed each time; and where a request is said to
+    change nothing, the same adapters are resident."""
+    kept, afresh = (Residency(max_loras=2, max_cpu_loras=cached) for _ in range(2))
+    for number, event in enumerate(events):
+        afresh._num_kept = -1
+        before = kept.arranged
+        _apply(afresh, event, float(number))
+        change = _apply(kept, event, float(number))
+        afresh._ordered = None
+
+        if change == SAME:
+            assert [*map(set, kept.arranged)] == [*map(set, before)]
+        assert kept.gpu_adapters == afresh.gpu_adapters
+        assert kept.cpu_adapters == afresh.cpu_adapters
+        assert [kept.place(name) for name in NAMES] == [afresh.place(name) for name in NAMES]
+
+
+def test_a_report_of_the_same_adapters_keeps_the_conclusions() -> None:
+    residency = Residency(max_loras=2, max_cpu_loras=4)
+    residency.record_registered(NAMES, now=0.0)
+    residency.start("a")
+    for now in (1.0, 2.0):
+        _apply(residency, ("report", ["a"], [], 2), now)
+    before = residency.gpu_adapters
+    _apply(residency, ("report", ["a"], [], 2), 3.0)
+
+    assert residency.gpu_adapters is before
