@@ -97,7 +97,7 @@ check: $(DEV)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --quiet tests/test_architecture.py tests/test_repository.py
 
-PURE_TESTS := $(addprefix tests/,wire request fleet routing queue adapters peers discovery envoy observe) $(wildcard tests/test_*.py)
+PURE_TESTS := $(addprefix tests/,wire request reports learned pods routing queue adapters peers discovery envoy observe) $(wildcard tests/test_*.py)
 coverage: $(DEV)
 	HYPOTHESIS_PROFILE=many $(BIN)/python -m pytest --quiet $(PURE_TESTS) --cov=extproc --cov-report=
 	$(BIN)/coverage report --show-missing --skip-covered --fail-under=100 --include="$$($(BIN)/python -m tests.test_architecture)"

@@ -74,6 +74,10 @@ class Prompts:
         self._first_tokens: int | None = None  # by the last report
         self._num_counted = 0  # of those since, that are known already
 
+    def price(self, costs: Costs) -> None:
+        """Replace the costs: what is to be computed from now on takes as long."""
+        self.costs = costs
+
     def add(
         self,
         pick_id: str | int,

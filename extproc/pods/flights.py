@@ -202,7 +202,7 @@ class Flights:
         if served is not tracked:
             served.note(served.adapter_of(request), now=now, has_run=has_run)
             if has_run:
-                served.kv_cache.computed_bytes += request.rest_bytes(address)
+                served.kv_cache.compute(request.rest_bytes(address))
                 self._prefix_index.add(request, served.kv_cache)
         if self._observer is not None:
             self._observer.ended(flight, has_run=has_run_here)

@@ -281,7 +281,8 @@ class Tracked:
         group = settings.group_of(endpoint)
         traits = settings.traits_of(group)
         if (group, traits) != (self.group, self.traits):
-            self.group, self.traits, self.prompts.costs = group, traits, traits.costs
+            self.group, self.traits = group, traits
+            self.prompts.price(traits.costs)
             sizes = {"max_loras": traits.max_loras, "max_cpu_loras": traits.max_cpu_loras}
             self.residency.configure(**sizes)
             self._register()
@@ -289,7 +290,7 @@ class Tracked:
     def set_costs(self, costs: Costs) -> None:
         """Replace the costs that were configured or learned before."""
         if costs != self.prompts.costs:
-            self.prompts.costs = costs
+            self.prompts.price(costs)
             self.renew()
 
     def answered(
@@ -447,7 +448,7 @@ class Tracked:
         self.decoding.record(report, taken_at_s=taken_at_s, has_run_through=has_run_through)
         decode = self.decoding.learned
         if decode is not self.prompts.costs._decode:
-            self.prompts.costs = replace(self.prompts.costs, _decode=decode)
+            self.prompts.price(replace(self.prompts.costs, _decode=decode))
         self.prompts.reported(report, asked_at_s=asked_at_s, now=taken_at_s)
         if report.kv_cache_tokens is not None:
             self.kv_cache.resize(report.kv_cache_tokens)
@@ -634,7 +635,7 @@ class Tracked:
         """
         costs = self.prompts.costs
         if now - at_s <= MAX_AGE_S:  # an older one has been sent before, over another link
-            self.kv_cache.computed_bytes += num * num_bytes
+            self.kv_cache.compute(num * num_bytes)
         load_s = 0.0
         if adapter is not None and adapter not in self.adapters:
             load_s = costs.load_s(adapter, self.gpu_adapters, self.cpu_adapters)

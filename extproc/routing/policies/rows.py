@@ -1,4 +1,4 @@
-"""Choices over columns (`fleet.columns`), at the same cost for the usual request in a pool of any
+"""Choices over columns (`pods.columns`), at the same cost for the usual request in a pool of any
 size.
 
 With 16 pods a whole request takes half the bytecode that it takes by views. The policies of this
