@@ -97,7 +97,10 @@ ARROWS_IN_LAB = {
 IMPURE = {
     "files": ("blocking", "filewatch", "reading", "refusals", "tls", "yamltext"),
     "wire": ("grpcio", "httpserver", "server", "tls", "turns"),
-    "reports": ("loops", "models", "podasks", "podclient", "podhttp", "podsecrets", "scraper"),
+    "reports": (
+        *("loops", "models", "patience", "podasks", "podclient", "podhttp", "podsecrets"),
+        "scraper",
+    ),
     "learned": (),
     "pods": (),
     "envoy": ("bootstrap", "completions", "eds", "health"),

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -21,11 +20,11 @@ from functools import cache, partial
 from random import Random
 from ssl import SSLContext
 from time import sleep, thread_time
-from types import TracebackType
 from typing import TypeVar
 
 from extproc.passes import Rests
 from extproc.reports.longpages import Room
+from extproc.reports.patience import Beginnings, Patience
 from extproc.reports.podclient import PodClient
 from extproc.reports.podhttp import FAILURES, UNREACHABLE, base_url, describe
 from extproc.reports.podsecrets import PodSecrets
@@ -47,11 +46,6 @@ READING_SHARE = 0.005
 often. A page of vLLM takes 0.02 to 0.1 ms. It is so small that a few expensive pages do not
 determine the 99th percentile of decision times. CPU time counts: where other processes have the
 cores, reading less would only make all that is known old."""
-
-_BEGIN_A_TURN = 8
-"""Loops, for 5 ms of CPU: requests go on while 1,000 pods come."""
-_TURNS = 10
-"""Of the event loop that a visit may take at least. A new connection and its response take six."""
 
 # Keeps 2**n finite; every sensible limit is reached long before.
 _MAX_DOUBLINGS = 30
@@ -98,7 +92,7 @@ class EndpointLoops:
         self._rng = rng
         self._loops: dict[str, _Loop] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        self._beginning: deque[asyncio.Future[None]] = deque()
+        self._beginnings = Beginnings()
 
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
         """Visit exactly these from now on. Call within the event loop.
@@ -174,26 +168,10 @@ class EndpointLoops:
                 self._fail(endpoint.address, describe(error), is_unreachable=False)
                 return
             visits = partial(self._try, endpoint.address, visit, client)
-            await self._turn()
+            await self._beginnings.turn()
             await visits()
             await rests.rest(self._rng.uniform(0, settings.interval_s))
             await self._repeat(visits, rests)
-
-    async def _turn(self) -> None:
-        """Wait until those before have begun that one turn of the event loop has no room for."""
-        loop = asyncio.get_running_loop()
-        if not self._beginning:
-            loop.call_soon(self._have_some_begin)
-        self._beginning.append(loop.create_future())
-        await self._beginning[-1]
-
-    def _have_some_begin(self) -> None:
-        for _ in range(min(_BEGIN_A_TURN, len(self._beginning))):
-            waiter = self._beginning.popleft()
-            if not waiter.done():  # its endpoint may have left
-                waiter.set_result(None)
-        if self._beginning:
-            asyncio.get_running_loop().call_soon(self._have_some_begin)
 
     async def _repeat(self, visit: Callable[[], Awaitable[float | None]], rests: _Rests) -> None:
         now = asyncio.get_running_loop().time
@@ -237,44 +215,6 @@ class EndpointLoops:
             self._on_failure(address, message, is_unreachable)
         except Exception:
             logger.exception("failure of %s could not be recorded", address)
-
-
-class Patience:
-    """A timeout that the event loop sees pass: a context manager, like `asyncio.timeout`.
-
-    It passes in `_TURNS` parts, each of which begins when the loop has seen the one before end. So
-    it takes as much longer as the loop is late, and says of a server what it says elsewhere. On
-    a sixth of a core, 1,000 new pods are all asked within one turn of six seconds: with a timeout
-    of a second, none would ever have answered in time.
-    """
-
-    def __init__(self, timeout_s: float) -> None:
-        self._part_s, self._num_left = timeout_s / _TURNS, _TURNS
-        self._limit = asyncio.timeout(None)
-        self._loop = asyncio.get_running_loop()
-
-    async def __aenter__(self) -> None:
-        await self._limit.__aenter__()
-        self._wait()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._timer.cancel()
-        await self._limit.__aexit__(kind, error, trace)
-
-    def _wait(self) -> None:
-        self._timer = self._loop.call_later(self._part_s, self._pass)
-
-    def _pass(self) -> None:
-        self._num_left -= 1
-        if self._num_left:
-            self._wait()
-        else:
-            self._limit.reschedule(self._loop.time())
 
 
 def choose_backoff_s(

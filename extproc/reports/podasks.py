@@ -16,7 +16,8 @@ import msgspec
 from yarl import URL
 
 from extproc.bounds import plain
-from extproc.reports.loops import LoopSettings, Patience
+from extproc.reports.loops import LoopSettings
+from extproc.reports.patience import Patience
 from extproc.reports.podclient import PodClient
 from extproc.reports.podhttp import FAILURES, base_url
 from extproc.types import Endpoint
