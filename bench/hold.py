@@ -46,7 +46,6 @@ class Row:
 
     Attributes:
         kind: `hold`, `overload` or `connections`.
-        transport: That carried it.
         num_requests: Sent, all at once; by `connections` one a second on each.
         statuses: How many ended how; those without an answer do not appear.
         num_held: Most open ext_proc streams at one look.
@@ -61,7 +60,6 @@ class Row:
     """
 
     kind: str
-    transport: str
     num_requests: int
     statuses: dict[int, int]
     num_held: int
@@ -83,28 +81,28 @@ class Row:
         return is_answered and self.statuses.keys() <= allowed and not any(faults)
 
 
-def hold(args: argparse.Namespace, transport: Variant) -> Row:
+def hold(args: argparse.Namespace) -> Row:
     """Send a burst that a policy holds for a while.
 
     Raises:
         StackError: Something did not start.
     """
     options = StackOptions(
-        transport,
+        Variant.WIRE,
         message_timeout_s=args.message_timeout,
         router={"policy": {"name": "bench.holdpolicy:Hold", "args": {"hold_s": args.hold}}},
     )
     return _measure("hold", options, args.requests, args.hold, args.body_bytes)
 
 
-def overload(args: argparse.Namespace, transport: Variant) -> Row:
+def overload(args: argparse.Namespace) -> Row:
     """Send a burst of which most must wait, and many in vain.
 
     Raises:
         StackError: Something did not start.
     """
     options = StackOptions(
-        transport,
+        Variant.WIRE,
         num_pods=_OVERLOADED_PODS,
         message_timeout_s=args.message_timeout,
         router={"request": {"max_hold_s": _OVERLOAD_HOLD_S}},
@@ -112,14 +110,14 @@ def overload(args: argparse.Namespace, transport: Variant) -> Row:
     return _measure("overload", options, args.requests, _OVERLOAD_HOLD_S, _LONG_BODY_BYTES)
 
 
-def connections(args: argparse.Namespace, transport: Variant) -> Row:
+def connections(args: argparse.Namespace) -> Row:
     """Open connections to the router itself and ask on each of them once a second.
 
     Raises:
         StackError: Something did not start.
     """
     num_requests = args.connections * max(1, round(args.seconds))
-    options = StackOptions(transport)
+    options = StackOptions(Variant.WIRE)
     return _measure("connections", options, num_requests, args.seconds, 0, args.connections)
 
 
@@ -165,7 +163,6 @@ def _measure(
         durations = [request.duration_us / 1e6 for request in requests] or [0.0]
         return Row(
             kind=kind,
-            transport=options.variant,
             num_requests=num_requests,
             statuses=dict(Counter(request.status for request in requests)),
             num_held=num_held,
@@ -181,12 +178,11 @@ def _measure(
 
 
 def _render(rows: Sequence[Row]) -> str:
-    header = ["burst", "transport", "requests", "held at once", "statuses", "p50 / max s"]
+    header = ["burst", "requests", "held at once", "statuses", "p50 / max s"]
     header += ["router MB", "Envoy MB", "Envoy's faults", "abuse"]
     cells = [
         [
             each.kind,
-            each.transport,
             str(each.num_requests),
             str(each.num_held),
             _counts(each.statuses),
@@ -206,21 +202,19 @@ def _counts(counts: dict[int, int] | dict[str, int]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run all; the exit status is 1 where a request on our own transport was not answered."""
+    """Run all; the exit status is 1 where a request was not answered."""
     args = _parse(arguments)
-    rows = []
     try:
         require("h2load")
         raise_file_limit()
         machine = describe()
-        for kind in (hold, overload, connections):
-            rows += [kind(args, transport) for transport in args.transports]
+        rows = [kind(args) for kind in (hold, overload, connections)]
     except StackError as error:
         print(f"bench-hold: {error}", file=sys.stderr)
         return 1
     print(_render(rows))
     keep("hold", args, machine, {"rows": [asdict(each) for each in rows]})
-    return 0 if all(each.is_good for each in rows if each.transport == Variant.WIRE) else 1
+    return 0 if all(each.is_good for each in rows) else 1
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -237,12 +231,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--body-bytes", type=int, default=308)
     add("--connections", type=int, help="to the router (default 1000)")
     add("--seconds", type=float, help="that they stay (default 10)")
-    add(
-        "--transports",
-        type=Variant,
-        nargs="+",
-        default=[Variant.GRPCIO, Variant.WIRE],
-    )
     args = options.parse_args(arguments)
     args.requests = args.requests or (1000 if args.quick else 10_000)
     args.hold = args.hold or (3.0 if args.quick else 15.0)

@@ -20,7 +20,6 @@ _FOLDER = Path(__file__).parent
 _NAMES = {
     "none": "no ext_proc",
     "empty": "empty grpc.aio",
-    "grpcio": "least_harm on grpcio",
 }
 
 

@@ -90,7 +90,6 @@ COLUMNS = {
     "empty": Column(Variant.EMPTY),
     "founding": Column(Variant.WIRE, "founding"),
     "least_harm": Column(Variant.WIRE, "least_harm"),
-    "grpcio": Column(Variant.GRPCIO, "least_harm"),
     "other founding": Column(Variant.OTHER, "founding"),
     "other least_harm": Column(Variant.OTHER, "least_harm"),
 }
@@ -252,9 +251,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the options."""
     parser = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="2 s a cell, one round: a look only")
-    parser.add_argument(
-        "--aims", action="store_true", help="fewer cells of 4 s, without grpcio: 12 minutes"
-    )
+    parser.add_argument("--aims", action="store_true", help="fewer cells of 4 s: 12 minutes")
     parser.add_argument("--seconds", type=float, help="of load in each cell (default 6)")
     parser.add_argument("--rounds", type=int, help="(default 3)")
     parser.add_argument("--columns", nargs="+", choices=COLUMNS, metavar="COLUMN")
@@ -277,8 +274,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if args.columns is None:
         args.columns = [name for name in COLUMNS if not name.startswith("other")]
-        if args.aims:
-            args.columns.remove("grpcio")
     if args.other is not None and Variant.OTHER not in [COLUMNS[c].variant for c in args.columns]:
         args.columns += [name for name in COLUMNS if name.startswith("other")]
     args.columns += _under(args.pythons)

@@ -31,8 +31,7 @@ class Variant(StrEnum):
 
     NONE = "none"  # no filter
     EMPTY = "empty"  # bench/empty_grpcio.py, the reference
-    GRPCIO = "grpcio"  # the router on grpc.aio
-    WIRE = "wire"  # the router on our own transport
+    WIRE = "wire"  # the router
     OTHER = "other"  # the router of another checkout: before and after in one run
 
 
@@ -182,10 +181,8 @@ def _server(
         return None
     if options.variant is Variant.EMPTY:
         return Reference(pods)
-    transport = Variant.GRPCIO if options.variant is Variant.GRPCIO else Variant.WIRE
     config = {
         **options.router,
-        "server": {"transport": str(transport)},
         "discovery": {"static": pods},
         "log": {"level": "error", "json_lines": False},
     }

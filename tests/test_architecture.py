@@ -96,7 +96,7 @@ ARROWS_IN_LAB = {
 
 IMPURE = {
     "files": ("blocking", "filewatch", "reading", "refusals", "tls", "yamltext"),
-    "wire": ("grpcio", "httpserver", "server", "tls", "turns"),
+    "wire": ("httpserver", "server", "tls", "turns"),
     "reports": (
         *("loops", "models", "patience", "podasks", "podclient", "podhttp", "podsecrets"),
         "scraper",
@@ -397,13 +397,13 @@ def test_policies_see_snapshots_and_never_the_pool() -> None:
 
 
 def test_only_the_codec_and_the_services_import_protobuf_messages() -> None:
-    """Transports carry bytes."""
+    """The wire carries bytes."""
 
     def is_allowed(_: str, imported: str) -> bool:
         return not is_in(imported, "envoy", "google", "extproc.gen")
 
-    for transport in ours("wire.grpcio", "wire.server", "wire.rpc"):
-        assert list(wrong(transport, is_allowed)) == []
+    for part in ours("wire.server", "wire.rpc"):
+        assert list(wrong(part, is_allowed)) == []
 
 
 CONTEXTS = ("SSLContext", "create_default_context", "_create_unverified_context")

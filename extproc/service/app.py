@@ -36,6 +36,7 @@ from extproc.service.liveconfig import LiveConfig
 from extproc.service.parts import Parts
 from extproc.service.sideports import SidePorts
 from extproc.service.watchdog import Watchdog
+from extproc.wire.server import WireServer
 
 log = logging.getLogger(__name__)
 
@@ -113,14 +114,14 @@ class App:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self.stop)
-        parts, transport = self._parts, None
+        parts, server = self._parts, None
         services = (parts.services, parts.recorder.decisions, parts.peering)
         methods = [method for service in services for method in service.methods()]
         try:
-            transport = await transports.listen(
+            server = await transports.listen(
                 self._config, methods, parts.traffic.wire, parts.traffic.budget
             )
-            self.address = transport.address
+            self.address = server.address
             await self._sides.start()
             await self._admin.start()
             self.admin_address = str(replace(self._admin_at, port=self._admin.port))
@@ -129,7 +130,7 @@ class App:
             async with asyncio.TaskGroup() as tasks:
                 background = [tasks.create_task(each) for each in self._background()]
                 await self._stop.wait()
-                await self._drain(transport)
+                await self._drain(server)
                 for task in background:
                     task.cancel()
         finally:
@@ -139,8 +140,8 @@ class App:
             await parts.pods.aclose()
             await self._admin.stop()
             await self._sides.aclose()
-            if transport is not None:
-                await transport.drain(0.0)  # still open if another port could not be bound
+            if server is not None:
+                await server.close()
 
     def _background(self) -> Iterator[Coroutine[Any, Any, None]]:
         yield self._upkeep()
@@ -187,14 +188,15 @@ class App:
             self._update_health()
             self._parts.tell()
 
-    async def _drain(self, transport: transports.Transport) -> None:
+    async def _drain(self, server: WireServer) -> None:
         config, parts = self._config.server, self._parts
         log.info("draining: %d streams open", parts.services.processor.num_open)
         self._update_health()
         await asyncio.sleep(config.drain_delay_s)
         async with asyncio.TaskGroup() as tasks:
             refusing = tasks.create_task(self._refuse_held(config.drain_timeout_s))
-            await transport.drain(config.drain_timeout_s)
+            await server.drain(config.drain_timeout_s)
+            await server.close()
             refusing.cancel()
         await parts.peering.drain()
 

@@ -18,7 +18,6 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
@@ -150,8 +149,6 @@ def _settings_that_work_badly(config: Config) -> list[str]:
 
 
 def _check_packages(config: Config) -> None:
-    if config.server.transport == "grpcio" and find_spec("grpc") is None:
-        raise ConfigError("server.transport: grpcio: needs the package grpcio")
     if config.discovery.kubernetes is not None:
         try:
             load_library("discovery.kubernetes")

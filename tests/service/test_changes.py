@@ -110,7 +110,6 @@ async def test_pods_come_and_go_with_the_endpoints_file(
         assert (await clients.route(service.channel, "a")).status == 503
 
 
-@pytest.mark.usefixtures("on_each_transport")
 async def test_an_open_log_stream_is_sent_elsewhere_when_draining(
     pods: list[RunningPod],
 ) -> None:
@@ -124,7 +123,6 @@ async def test_an_open_log_stream_is_sent_elsewhere_when_draining(
         assert await call.code() is grpc.StatusCode.UNAVAILABLE
 
 
-@pytest.mark.usefixtures("on_each_transport")
 async def test_a_request_under_way_is_finished_when_draining(pods: list[RunningPod]) -> None:
     async with serving(configuration(pods)) as service:
         call = service.channel.stream_stream(clients.PROCESS)()
@@ -139,7 +137,6 @@ async def test_a_request_under_way_is_finished_when_draining(pods: list[RunningP
         assert clients.read(reply).destination
 
 
-@pytest.mark.usefixtures("on_each_transport")
 async def test_a_request_that_is_held_when_the_router_stops_hears_of_it(
     pods: list[RunningPod], tmp_path: Path
 ) -> None:

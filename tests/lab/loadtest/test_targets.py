@@ -104,7 +104,9 @@ def test_a_suite_s_variants_are_targets_by_their_labels() -> None:
         suite_targets(suite, ["fair", "fair"])
 
 
-@pytest.mark.parametrize("policy", [*OPPONENTS, "founding?threshold=8", "lmetric?load_tokens=5"])
+@pytest.mark.parametrize(
+    "policy", [*OPPONENTS, "founding?threshold=8", "lmetric_with_loads?load_tokens=5"]
+)
 def test_the_router_gets_the_policy_that_the_laboratory_runs(policy: str) -> None:
     section = yaml.safe_load(yaml.safe_dump(policy_section(policy)))
     make = opponent(policy)

@@ -1,4 +1,4 @@
-"""Both transports carry the same services the same way: what comes back is equal."""
+"""Our server carries services as gRPC's own library does: what comes back is equal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from extproc.request.interfaces import StreamSettings
 from extproc.request.processor import ExternalProcessor
 from extproc.request.stream import Stream
 from extproc.wire import server as wire
-from extproc.wire.grpcio import GrpcioServer
 from extproc.wire.limits import Limits
 from extproc.wire.rpc import Code, Method
 from tests import clients
@@ -25,6 +24,7 @@ from tests.request.fakerouter import FakeRouter
 from tests.strategies import stream_settings
 from tests.wire.fake_call import Idle
 from tests.wire.h2client import Heard, call
+from tests.wire.referenceserver import ReferenceServer
 
 MAX_MESSAGE_BYTES = 4096
 SCRIPT = "/test.Script/Run"
@@ -54,7 +54,7 @@ class Script(Idle):
 
 
 class Servers:
-    """Both transports over the same services, on a loop of their own."""
+    """Both servers with the same services, on a loop of their own."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -76,12 +76,12 @@ class Servers:
     async def _start(self) -> list[str]:
         limits = Limits(max_message_bytes=MAX_MESSAGE_BYTES)
         self._wire = await wire.serve(self.methods(), limits=limits)
-        self._grpcio = GrpcioServer(self.methods(), max_message_bytes=MAX_MESSAGE_BYTES)
-        return [self._wire.address, await self._grpcio.start("127.0.0.1:0")]
+        self._reference = ReferenceServer(self.methods(), max_message_bytes=MAX_MESSAGE_BYTES)
+        return [self._wire.address, await self._reference.start()]
 
     async def _stop(self) -> None:
         await self._wire.close()
-        await self._grpcio.stop(0)
+        await self._reference.stop()
 
     def close(self) -> None:
         self.run(self._stop())
@@ -90,7 +90,7 @@ class Servers:
         self.loop.close()
 
     def ask(self, path: str, messages: list[bytes]) -> list[Heard]:
-        """The same RPC over each transport."""
+        """The same RPC to each server."""
 
         async def both() -> list[Heard]:
             return [await call(address, path, messages) for address in self.addresses]
@@ -125,17 +125,15 @@ def test_the_same_messages_get_the_same_responses(
     servers: Servers, messages: list[bytes], ending: bytes
 ) -> None:
     """Late answers may overtake nothing of their own kind; against others their place is open."""
-    over_wire, over_grpcio = servers.ask(SCRIPT, messages + ([ending] if ending else []))
+    ours, theirs = servers.ask(SCRIPT, messages + ([ending] if ending else []))
     late = [message[1:] for message in messages if message[:1] == b"l"]
 
-    assert (over_wire.code, over_wire.details) == (over_grpcio.code, over_grpcio.details)
+    assert (ours.code, ours.details) == (theirs.code, theirs.details)
     if ending or not late:
-        prompt = [
-            [m for m in heard.messages if m not in late] for heard in (over_wire, over_grpcio)
-        ]
+        prompt = [[m for m in heard.messages if m not in late] for heard in (ours, theirs)]
         assert prompt[0] == prompt[1]
     else:
-        assert sorted(over_wire.messages) == sorted(over_grpcio.messages)
+        assert sorted(ours.messages) == sorted(theirs.messages)
 
 
 @given(stream_settings(), st.lists(st.sampled_from(["headers", "get", "body", "junk"]), max_size=4))
@@ -149,12 +147,12 @@ def test_the_same_ext_proc_messages_get_the_same_responses(
         "junk": b"\xff\xff",
     }
     with configured(servers, **settings):
-        over_wire, over_grpcio = servers.ask(
+        ours, theirs = servers.ask(
             "/envoy.service.ext_proc.v3.ExternalProcessor/Process",
             [encoded[kind] for kind in kinds],
         )
 
-    assert over_wire == over_grpcio
+    assert ours == theirs
 
 
 def test_unknown_methods_are_unimplemented_on_both(servers: Servers) -> None:
