@@ -108,7 +108,10 @@ IMPURE = {
         *("certificates", "httpserver", "memory", "ports", "server", "tls", "transports"),
         "turns",
     ),
-    "reports": ("loops", "models", "podasks", "podclient", "podhttp", "podsecrets", "scraper"),
+    "reports": (
+        *("loops", "models", "patience", "podasks", "podclient", "podhttp", "podsecrets"),
+        "scraper",
+    ),
     "learned": (),
     "pods": ("scraping",),
     "envoy": ("bootstrap", "completions", "eds", "endings", "health"),

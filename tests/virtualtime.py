@@ -41,6 +41,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._clock.now_s
 
+    def pass_time(self, seconds: float) -> None:
+        """Have what runs now take so long: all that is due meanwhile is late."""
+        self._clock.now_s += seconds
+
 
 def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
     """A test that runs in such a loop, with all that it awaits."""

@@ -1,7 +1,7 @@
 """One endless loop of visits per endpoint: the rules that `scraper` and `vllm` share.
 
-1. The first visit is immediate, the following ones are spread by a random phase, so that many
-   endpoints are not visited at the same moment.
+1. The first visit is immediate, but few begin in one turn of the event loop. The following ones are
+   spread by a random phase, so that many endpoints are not visited at the same moment.
 2. Visits of one endpoint never overlap. A visit may ask for a longer rest before the next, and a
    rest may be prolonged while nothing happens.
 3. After failures visits become rarer, up to a limit; one success restores the normal pace.
@@ -24,6 +24,7 @@ from typing import TypeVar
 
 from extproc.passes import Rests
 from extproc.reports.longpages import Room
+from extproc.reports.patience import Beginnings, Patience
 from extproc.reports.podclient import PodClient
 from extproc.reports.podhttp import FAILURES, UNREACHABLE, base_url, describe
 from extproc.reports.podsecrets import PodSecrets
@@ -91,6 +92,7 @@ class EndpointLoops:
         self._rng = rng
         self._loops: dict[str, _Loop] = {}
         self._ending: set[asyncio.Task[None]] = set()
+        self._beginnings = Beginnings()
 
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
         """Visit exactly these from now on. Call within the event loop.
@@ -166,6 +168,7 @@ class EndpointLoops:
                 self._fail(endpoint.address, describe(error), is_unreachable=False)
                 return
             visits = partial(self._try, endpoint.address, visit, client)
+            await self._beginnings.turn()
             await visits()
             await rests.rest(self._rng.uniform(0, settings.interval_s))
             await self._repeat(visits, rests)
@@ -193,7 +196,7 @@ class EndpointLoops:
         """Make one visit; return the least seconds to rest, None if it failed."""
         is_unreachable = False
         try:
-            async with asyncio.timeout(self._settings.timeout_s):
+            async with Patience(self._settings.timeout_s):
                 return await visit()
         except FAILURES as error:
             message = describe(error)

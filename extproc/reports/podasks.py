@@ -17,6 +17,7 @@ from yarl import URL
 
 from extproc.bounds import plain
 from extproc.reports.loops import LoopSettings
+from extproc.reports.patience import Patience
 from extproc.reports.podclient import PodClient
 from extproc.reports.podhttp import FAILURES, base_url
 from extproc.types import Endpoint
@@ -123,7 +124,7 @@ class PodAsks:
         try:
             access = settings.headers, settings.ssl, settings.secrets, settings.room
             with closing(PodClient(*access)) as client:
-                async with asyncio.timeout(settings.timeout_s):
+                async with Patience(settings.timeout_s):
                     url = URL(f"{self._urls[address]}{path}")
                     return await client.get(url, max_bytes=MAX_BODY_BYTES)
         except (*FAILURES, ValueError):

@@ -1,17 +1,20 @@
-"""Routers as far as their links go, and the way between two, without a network."""
+"""Routers as far as their links go, the way between two, without a network, and time."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from extproc.gen import peers_pb2
-from extproc.peers.adapterpeers import AdapterUpdate
+from extproc.observe.observers import Observers
+from extproc.peers.adapterpeers import AdapterPeers, AdapterUpdate
 from extproc.peers.encoding import PickUpdate, encode
 from extproc.peers.links import Links, PeersService
 from extproc.peers.relay import Relay, RelaySettings
+from extproc.peers.telling import Hearing, Telling
 from extproc.pods.picksums import BEGAN, PlaceSum, Sums
+from extproc.routing.router import Router as RoutingRouter
 from extproc.wire.rpc import Call, Code, Session
 from tests.builders import Clock
 from tests.wire.fake_call import FakeCall, begin
@@ -89,10 +92,63 @@ def greeted(by: str) -> tuple[Router, FakeCall, Session]:
     return router, call, session
 
 
+class Later:
+    """A loop that runs what is due by its clock when the test says so."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.due: list[tuple[float, Callable[[], None]]] = []
+
+    def __call__(self, seconds: float, run: Callable[[], None]) -> None:
+        self.due.append((self.clock.now + seconds, run))
+
+    def run(self, seconds: float = 0.0) -> None:
+        """Let time pass, and run what is due by then."""
+        until_s = self.clock.now + seconds
+        while ready := [each for each in self.due if each[0] <= until_s]:
+            first = min(ready, key=lambda each: each[0])
+            self.due.remove(first)
+            self.clock.now = max(self.clock.now, first[0])
+            first[1]()
+        self.clock.now = until_s
+
+    def rests(self) -> list[float]:
+        """Return how long it is to each that is due."""
+        return sorted(at_s - self.clock.now for at_s, _ in self.due)
+
+
+def served(
+    router: RoutingRouter,
+    telling: Telling,
+    router_id: str,
+    observers: Observers,
+    clock: Callable[[], float] = lambda: 0.0,
+) -> PeersService:
+    """The links of a router, which believes who calls."""
+    adapters = AdapterPeers(
+        router_id, router.catalog, poke=lambda _: None, look=lambda: None, clock=clock, say=None
+    )
+    return PeersService(
+        Relay(),
+        router_id,
+        links=telling.links,
+        listener=Hearing(router, adapters, telling, clock=clock, observers=observers),
+        on_entries=lambda *_: None,
+        clock=clock,
+        believes_callers=True,
+    )
+
+
+class Linked(Protocol):
+    """Who has links."""
+
+    service: PeersService
+
+
 class Wire:
     """A link from `near`, which dials, to `far`; messages wait until `pump`."""
 
-    def __init__(self, near: Router, far: Router) -> None:
+    def __init__(self, near: Linked, far: Linked) -> None:
         self.heard: list[str] = []
         self._ways: list[tuple[Way, Session]] = []
         to_far, to_near = Way(), Way()
@@ -102,14 +158,15 @@ class Wire:
         self._ways = [(to_far, far_end), (to_near, near_end)]
         self.near, self.far = near_end, far_end
 
-    def pump(self) -> list[bytes]:
-        """Deliver until nothing is under way; return what was, in order."""
+    def pump(self, is_lost: Callable[[bytes], bool] = lambda _message: False) -> list[bytes]:
+        """Deliver until nothing is under way, but what is lost; return what was, in order."""
         crossed = []
         while any(way.messages for way, _ in self._ways):
             for way, end in self._ways:
                 while way.messages:
                     crossed.append(way.messages.popleft())
-                    end.receive(crossed[-1])
+                    if not is_lost(crossed[-1]):
+                        end.receive(crossed[-1])
         return crossed
 
     def ends(self) -> list[Code | None]:

@@ -12,11 +12,9 @@ import pytest
 from extproc.gen import peers_pb2
 from extproc.observe.observers import Observers
 from extproc.observe.telemetry import Telemetry
-from extproc.peers.adapterpeers import AdapterPeers
 from extproc.peers.encoding import decode
-from extproc.peers.links import Links, PeersService
-from extproc.peers.relay import Relay
-from extproc.peers.telling import BEGIN_INTERVAL_S, FLUSH_S, WHOLE_S, Hearing, Telling
+from extproc.peers.links import Links
+from extproc.peers.telling import BEGIN_INTERVAL_S, FLUSH_S, WHOLE_S, Telling
 from extproc.phrases import FOR_SLOT
 from extproc.pods import picksums
 from extproc.pods.peerpicks import UNKNOWN_POD
@@ -28,7 +26,7 @@ from extproc.tenancy import Claim
 from extproc.types import Wait
 from tests.builders import Clock, address, endpoint, pick, request, routing
 from tests.peers.peered import Peered, linking
-from tests.peers.scene import hello
+from tests.peers.scene import Later, hello, served
 from tests.waiting import eventually
 from tests.wire.fake_call import FakeCall
 
@@ -206,31 +204,6 @@ async def test_a_router_without_peers_observes_nothing() -> None:
     assert alone.pool.flights._observer is None
 
 
-class Later:
-    """A loop that runs what is due by its clock when the test says so."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-        self.due: list[tuple[float, Callable[[], None]]] = []
-
-    def __call__(self, seconds: float, run: Callable[[], None]) -> None:
-        self.due.append((self.clock.now + seconds, run))
-
-    def run(self, seconds: float = 0.0) -> None:
-        """Let time pass, and run what is due by then."""
-        until_s = self.clock.now + seconds
-        while ready := [each for each in self.due if each[0] <= until_s]:
-            first = min(ready, key=lambda each: each[0])
-            self.due.remove(first)
-            self.clock.now = max(self.clock.now, first[0])
-            first[1]()
-        self.clock.now = until_s
-
-    def rests(self) -> list[float]:
-        """Return how long it is to each that is due."""
-        return sorted(at_s - self.clock.now for at_s, _ in self.due)
-
-
 class Near:
     """A router that tells; with a link to each router whose `call` is given."""
 
@@ -255,28 +228,6 @@ class Near:
     def start(self, *numbers: int) -> None:
         for number in numbers:
             self.flights.start(pick(f"aa-{number}"), now=self.clock.now)
-
-
-def served(
-    router: Router,
-    telling: Telling,
-    router_id: str,
-    observers: Observers,
-    clock: Callable[[], float] = lambda: 0.0,
-) -> PeersService:
-    """The links of a router, which believes who calls."""
-    adapters = AdapterPeers(
-        router_id, router.catalog, poke=lambda _: None, look=lambda: None, clock=clock, say=None
-    )
-    return PeersService(
-        Relay(),
-        router_id,
-        links=telling.links,
-        listener=Hearing(router, adapters, telling, clock=clock, observers=observers),
-        on_entries=lambda *_: None,
-        clock=clock,
-        believes_callers=True,
-    )
 
 
 def told_by(call: FakeCall) -> list[Sums]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
-from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -663,89 +661,7 @@ def test_an_adapter_whose_requests_here_have_ended_is_not_others() -> None:
     assert counts(made) == (0, 0, {"c": 1})
 
 
-# --- a link that loses ----------------------------------------------------------------------
-
-WHOLE_S = 1.0
-
-
-class Truth:
-    """Three routers over links that lose; what two of them have in flight is counted by one."""
-
-    def __init__(self, seed: int) -> None:
-        self.rng, self.now, self.num = random.Random(seed), 0.0, 0
-        self.pool = pool(1, 2, 3)
-        self.others = [OtherRouter(self.pool, id) for id in "xy"]
-        self.lost_ratio = 0.0
-        self.is_cut = False
-        self._whole_s = {"x": 0.3, "y": 0.8}
-
-    def live(self, seconds: float) -> None:
-        """Let requests come and go, 200 a second, and whole updates, one a second of each."""
-        until_s = self.now + seconds
-        while self.now < until_s:
-            self.now += self.rng.expovariate(400.0)
-            other = self.rng.choice(self.others)
-            other.is_lost = self.is_cut or self.rng.random() < self.lost_ratio
-            if self.now >= self._whole_s[other.id]:
-                self._whole_s[other.id] = self.now + WHOLE_S
-                other.tell_whole(now=self.now)
-            elif other.flights and self.rng.random() < len(other.flights) / 40:
-                id = self.rng.choice([*other.flights])
-                other.end(id, now=self.now, has_run=self.rng.random() < 0.9)
-            else:
-                self.num += 1
-                where, adapter = self.rng.randint(1, 3), self.rng.choice(("a", "b", None))
-                num = self.rng.choice((1, 1, 3))
-                other.start(str(self.num), where, adapter, now=self.now, num_sequences=num)
-
-    def truth(self) -> dict[str, tuple[int, dict[str, int]]]:
-        """What is in flight: sequences by endpoint, and requests by adapter there."""
-        found: dict[str, tuple[int, Counter[str]]] = {
-            address(number): (0, Counter()) for number in (1, 2, 3)
-        }
-        for flight in (each for other in self.others for each in other.flights.values()):
-            num, adapters = found[flight.pod.address]
-            info = flight.pick.request
-            adapters.update([info.adapter] if info.adapter else ())
-            found[flight.pod.address] = num + info.num_sequences, adapters
-        return {where: (num, dict(adapters)) for where, (num, adapters) in found.items()}
-
-    def counted(self) -> dict[str, tuple[int, dict[str, int]]]:
-        views = self.pool.snapshot(now=self.now).endpoints
-        return {each.address: (each._num_told, dict(each.pending_by_adapter)) for each in views}
-
-
-@pytest.mark.parametrize("lost_ratio", [0.01, 0.1, 1.0])
-@given(seed=st.integers(0, 2**32))
-@settings(max_examples=5, deadline=None)
-def test_two_seconds_after_losses_what_is_counted_is_what_is_there(
-    lost_ratio: float, seed: int
-) -> None:
-    """1 %, 10 %, and a link that is cut for three seconds."""
-    scene = Truth(seed)
-    scene.live(1.0)
-    assert scene.counted() == scene.truth()
-    scene.lost_ratio = lost_ratio
-    scene.live(3.0)
-    scene.lost_ratio = 0.0
-    scene.live(2.0)
-
-    assert scene.counted() == scene.truth()
-
-
-@given(seed=st.integers(0, 2**32))
-@settings(max_examples=5, deadline=None)
-def test_a_router_that_is_killed_is_counted_no_more_and_the_other_one_exactly(seed: int) -> None:
-    scene = Truth(seed)
-    scene.live(1.0)
-    killed = scene.others.pop()
-    killed.leave(now=scene.now)  # what runs is foreign, until reports show less
-    for where, (num, _) in scene.truth().items():
-        scene.pool.record_report(where, report(num_running=num), taken_at_s=scene.now)
-    scene.live(1.0)
-
-    assert scene.counted() == scene.truth()
-    assert scene.pool.told.num_routers == 1
+# --- any messages --------------------------------------------------------------------------
 
 
 class ToldMachine(RuleBasedStateMachine):

@@ -17,7 +17,7 @@ from extproc.reports.loops import EndpointLoops, LoopSettings, Visit, choose_bac
 from extproc.reports.podclient import PodClient
 from extproc.reports.podhttp import ResponseError, base_url
 from extproc.types import Endpoint
-from tests.virtualtime import in_virtual_time
+from tests.virtualtime import VirtualTimeLoop, in_virtual_time
 
 A = Endpoint("10.0.0.1:8000")
 B = Endpoint("10.0.0.2:8000")
@@ -286,6 +286,46 @@ async def test_a_visit_can_wait_for_longer_and_a_poke_ends_that() -> None:
 
     rests_s = [after - before for before, after in pairwise(begun_s)]
     assert rests_s[1:] == pytest.approx([2.0, 2.0, 1.2])
+
+
+@in_virtual_time
+async def test_while_the_loop_is_late_a_visit_is_given_up_later() -> None:
+    """All that a visit waits for is there as soon as the loop looks."""
+    visits, loop = Visits(), asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+
+    async def answers() -> None:
+        for _ in range(5):  # turns, each of which takes four times as long as a visit may
+            loop.pass_time(4.0)
+            await asyncio.sleep(0.01)
+
+    visits.behave = {A.address: answers, B.address: lambda: asyncio.sleep(HOUR_S)}
+    async with running(visits, timeout_s=1.0, interval_s=HOUR_S) as loops:
+        loops.set_endpoints([A])
+        await asyncio.sleep(60.0)
+        assert (visits.made, visits.failures) == ({A.address: 1}, [])
+        loops.set_endpoints([B])
+        await asyncio.sleep(1.5)
+
+    assert visits.failures == [(B.address, "timed out")]
+
+
+@in_virtual_time
+async def test_of_many_new_endpoints_few_are_visited_in_one_turn_of_the_loop() -> None:
+    """All get there: those that leave before their turn keep nobody from theirs."""
+    visits, many = Visits(), [Endpoint(f"10.0.1.{number}:8000") for number in range(100)]
+    most = num_before = 0
+    async with running(visits, interval_s=HOUR_S) as loops:
+        loops.set_endpoints(many)
+        for turn in range(40):
+            if turn == 2:
+                loops.set_endpoints(many[50:])
+            await asyncio.sleep(0)
+            most, num_before = max(most, len(visits.made) - num_before), len(visits.made)
+
+    assert visits.made.keys() >= {each.address for each in many[50:]}
+    assert len(visits.made) < len(many)
+    assert most <= 8
 
 
 async def test_a_refused_connection_is_unreachable_and_a_timeout_is_not() -> None:

@@ -69,6 +69,8 @@ async def test_a_late_event_loop_stretches_scrapes_up_to_half_of_the_expiry_in_f
 ) -> None:
     monkeypatch.setattr("extproc.service.app.DELAY_INTERVAL_S", 0.001)
     monkeypatch.setattr("extproc.reports.pace.LATE_S", -1.0)  # it is always late
+    # ... because of the scrapes, however much of a core all else takes.
+    monkeypatch.setattr("extproc.reports.pace.LATE_SHARE", 0.0)
     monkeypatch.setattr(
         "extproc.reports.pace.AGE_SHARE", 1.0
     )  # of which a delay takes half at most
