@@ -41,6 +41,8 @@ def _apply(residency: Residency, event: tuple[object, ...], now: float) -> Chang
             return residency.start(name)
         case ("finish", str() as name, bool() as has_run, bool() as is_late):
             at_s = now - (5.0 if is_late else 0.25)
+            if name not in residency.in_flight:
+                return OWN  # nothing ends that has not begun
             return residency.finish(name, now=at_s, has_run=has_run)
         case ("stated", list() as gpu, cpu):
             residency.record_report(
