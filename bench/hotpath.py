@@ -22,7 +22,7 @@ import yaml
 from bench.load import chat_body
 from bench.pods import SLOTS, adapter_names, metrics_page
 from bench.recording import BODY_BYTES, RECORDED, Ended, Recording, answered
-from extproc.config.file import parse_config
+from extproc.config.configfile import parse_config
 from extproc.reports.engines import PROFILES
 from extproc.reports.pagereader import PageReader
 from extproc.service.clocks import Clocks

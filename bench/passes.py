@@ -28,7 +28,7 @@ from bench.router import BUFFERED, FULL_DUPLEX, BenchedRouter, body_message
 from extproc.adapters.declared import Declaration
 from extproc.adapters.planner import Planner
 from extproc.queue.status import describe_queue
-from extproc.reports.models import decode_models
+from extproc.reports.listings import decode_models
 from extproc.service.garbage import GC_THRESHOLDS
 from extproc.types import ModelCard, RequestInfo
 

@@ -8,8 +8,8 @@ from time import process_time
 
 from extproc.observe.observers import Observers
 from extproc.peers.adapterpeers import AdapterPeers, AdapterUpdate
-from extproc.peers.encoding import PickUpdate
 from extproc.peers.links import Links, PeersService
+from extproc.peers.peermessages import PickUpdate
 from extproc.peers.relay import Relay
 from extproc.peers.telling import FLUSH_S, Hearing, Telling
 from extproc.pods.endpointstate import EndpointState

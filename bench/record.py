@@ -14,7 +14,7 @@ from bench.crowd import Crowd, Plan
 from bench.load import chat_body
 from bench.recording import BODY_BYTES, PATH, RECORDED, shortened
 from bench.stack import gateway_config
-from extproc.stack.stack import Envoy, Router
+from extproc.stack.stack import Envoy, ServeProcess
 
 _NUM_REQUESTS: Final = 3
 """So many that the last ones' headers are all in the connection's table."""
@@ -55,7 +55,7 @@ async def record() -> bytes:
     """
     async with Crowd(Plan(2, 4)) as crowd:
         config = {"discovery": {"static": crowd.pods}, "log": {"level": "error"}}
-        async with Router(config) as router:
+        async with ServeProcess(config) as router:
             tap = Tap(router.address)
             async with await asyncio.start_server(tap.pass_on, "127.0.0.1", 0) as server:
                 port = server.sockets[0].getsockname()[1]

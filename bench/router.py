@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
 from bench.hotpath import DrivenLoop
-from extproc.config.file import parse_config
+from extproc.config.configfile import parse_config
 from extproc.config.liveconfig import LiveConfig
 from extproc.lab.fakepod.formats import model_list
 from extproc.pods.accounting import DecisionRecord

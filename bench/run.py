@@ -22,7 +22,7 @@ from bench.processes import busy_loops, cpu_s, memory, raise_file_limit, require
 from bench.report import describe, keep, parser, ratios, render
 from bench.stack import Stack, StackOptions, Variant, running
 from extproc.stack.processes import ChildProcess, StackError
-from extproc.stack.stack import Router
+from extproc.stack.stack import ServeProcess
 
 SMALL_BYTES, MIDDLE_BYTES, LARGE_BYTES, HUGE_BYTES = 308, 16_000, 107_000, 1_000_000
 _SETTLE_S = 2.0  # until the first scrapes and the registration of models are over
@@ -118,7 +118,7 @@ def measure_column(
             held = memory(stack.server.pid)
             figures["memory/rss_mb"] = held.now_bytes / 1e6
             figures["memory/peak_mb"] = held.peak_bytes / 1e6
-        if isinstance(stack.server, Router):
+        if isinstance(stack.server, ServeProcess):
             metrics = stack.metrics()
             figures["told/in_flight"] = total(metrics, "extproc_told_in_flight")
             figures["held/requests"] = total(metrics, "extproc_waits_total")

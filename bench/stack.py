@@ -15,9 +15,9 @@ import yaml
 from bench.crowd import Crowd, Plan
 from bench.figures import parse_counters
 from bench.processes import get, started
-from extproc.envoy.bootstrap import BootstrapOptions, Mode, RequestBody, render
+from extproc.envoy.bootstrap import BodyDelivery, BootstrapOptions, Mode, render
 from extproc.stack.processes import ChildProcess, free_port
-from extproc.stack.stack import Envoy, Router
+from extproc.stack.stack import Envoy, ServeProcess
 
 _FAULTS = (
     "http.openai.downstream_rq_5xx",
@@ -70,7 +70,7 @@ class Stack:
     """
 
     gateway: Envoy
-    server: Router | Reference | None
+    server: ServeProcess | Reference | None
     crowd: Crowd
     options: StackOptions
 
@@ -89,7 +89,7 @@ class Stack:
 
     def metrics(self) -> dict[str, float]:
         """The router's; empty while it does not answer."""
-        assert isinstance(self.server, Router)
+        assert isinstance(self.server, ServeProcess)
         return parse_counters(get(f"{self.server.admin_url}/metrics") or "")
 
     def envoy_stats(self) -> dict[str, int]:
@@ -137,14 +137,14 @@ def running(options: StackOptions) -> Iterator[Stack]:
         config = gateway_config(
             crowd.pods,
             server.address if server else None,
-            is_ours=isinstance(server, Router),
+            is_ours=isinstance(server, ServeProcess),
             message_timeout_s=options.message_timeout_s,
         )
         gateway = exits.enter_context(started(Envoy(config, log_level="error", name="gateway")))
         yield Stack(gateway, server, crowd, options)
 
 
-def _server(options: StackOptions, crowd: Crowd) -> Router | Reference | None:
+def _server(options: StackOptions, crowd: Crowd) -> ServeProcess | Reference | None:
     if options.variant is Variant.NONE:
         return None
     if options.variant is Variant.EMPTY:
@@ -157,7 +157,9 @@ def _server(options: StackOptions, crowd: Crowd) -> Router | Reference | None:
     if crowd.peers:
         config["peers"] = {"static": crowd.peers, "key_file": str(crowd.key_path)}
     # `python -m` finds the package in the folder where it starts.
-    router = Router(config, folder=options.other if options.variant is Variant.OTHER else None)
+    router = ServeProcess(
+        config, folder=options.other if options.variant is Variant.OTHER else None
+    )
     router.command[0] = options.python
     return router
 
@@ -175,7 +177,7 @@ def gateway_config(
     """
     options = BootstrapOptions(
         mode=Mode.ORIGINAL_DST,
-        request_body=RequestBody.BUFFERED,
+        request_body=BodyDelivery.BUFFERED,
         routers=(router or "127.0.0.1:9",),
         access_log=is_ours,
         message_timeout_s=message_timeout_s,

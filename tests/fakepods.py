@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.lab.fakepod.podserver import PodConfig, RunningPod, start_pod
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from extproc.lab.fakepod.pod import stop_accepting
+from extproc.lab.fakepod.podserver import stop_accepting
 
 
 def _has_ipv6() -> bool:

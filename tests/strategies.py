@@ -152,8 +152,8 @@ def body_events(draw: st.DrawFn, is_plain: bool) -> list[m.Event]:
     chunks = [data[start:end] for start, end in zip([0, *cuts], ends, strict=True)]
     is_last = draw(st.booleans())
     hints = st.none() | subsets()
-    events: list[m.Event] = [m.RequestBody(chunk, subset=draw(hints)) for chunk in chunks[:-1]]
-    events.append(m.RequestBody(chunks[-1], is_last, draw(hints)))
+    events: list[m.Event] = [m.BodyChunk(chunk, subset=draw(hints)) for chunk in chunks[:-1]]
+    events.append(m.BodyChunk(chunks[-1], is_last, draw(hints)))
     return events if is_last or draw(st.booleans()) else [*events, m.RequestTrailers()]
 
 
@@ -172,7 +172,7 @@ def event_sequences(draw: st.DrawFn) -> list[m.Event]:
     if is_plain or draw(st.booleans()):
         events += draw(body_events(is_plain))
     events += draw(response_events() | st.just([]))
-    events += draw(st.just([]) | st.just([m.Ended()]))
+    events += draw(st.just([]) | st.just([m.StreamEnded()]))
     if draw(st.sampled_from((False, False, False, True))):
         events = draw(st.permutations(events))
     return events

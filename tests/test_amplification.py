@@ -37,22 +37,22 @@ from extproc.adapters.stores.content import MAX_CONTENT_BYTES, decode, decode_al
 from extproc.adapters.stores.redisreplies import BoundedParser
 from extproc.discovery.dnsanswers import LongAnswerError, check_answer
 from extproc.discovery.kubernetes.objects import rewrites_query
-from extproc.discovery.kubernetes.store import Store
+from extproc.discovery.kubernetes.objectstore import ObjectStore
 from extproc.envoy import completions, eds
 from extproc.envoy.completions import CompletionService
 from extproc.errors import ExtprocError, ProtocolError
 from extproc.files.yamltext import load_yaml
 from extproc.gen.peers_pb2 import PeerMessage
 from extproc.peers import link
-from extproc.peers.encoding import decode as decode_picks
-from extproc.peers.encoding import decode_adapters
+from extproc.peers.peermessages import decode as decode_picks
+from extproc.peers.peermessages import decode_adapters
 from extproc.pods.accounting import Completion
 from extproc.pods.pool import Pool
 from extproc.reports import exposition
 from extproc.reports.engines import PROFILES
 from extproc.reports.exposition import parse_report
-from extproc.reports.longpages import Room
-from extproc.reports.models import decode_models
+from extproc.reports.listings import decode_models
+from extproc.reports.longpages import LongPages
 from extproc.reports.orca import parse_orca
 from extproc.reports.pagereader import PageReader
 from extproc.reports.podasks import _read_version
@@ -576,7 +576,7 @@ class _NoTransport(asyncio.Transport):
 
 def _read_head(text: bytes) -> None:
     with closing(asyncio.new_event_loop()) as loop:
-        connection = _Connection(loop, Room().lease())
+        connection = _Connection(loop, LongPages().lease())
         connection.connection_made(_NoTransport())
         answer = connection.ask(b"", KIB * KIB)
         for at in range(0, len(text), 64 * KIB):
@@ -614,7 +614,7 @@ SLOW_READERS = {
     "the head of a pod's response": Reader(_read_head, 512 * KIB, HEADS, 12),
     "a reply of Redis": Reader(_read_reply, KIB * KIB, REPLIES, 8),
     "a page of objects": Reader(
-        lambda page: Store(rewrites_query(keeper=_NoneOf())).read_page(page, is_first=True),
+        lambda page: ObjectStore(rewrites_query(keeper=_NoneOf())).read_page(page, is_first=True),
         256 * KIB,
         JSON,
         12,
@@ -700,7 +700,7 @@ def test_of_a_page_of_objects_of_which_nothing_is_kept_one_is_read_at_a_time() -
     labels = ",".join(f'"k{number}":"v"' for number in range(2000))
     item = f'{{"metadata":{{"name":"a","labels":{{{labels}}}}}}}'
     page = f'{{"metadata":{{}},"items":[{",".join([item] * 40)}]}}'.encode()
-    store = Store(rewrites_query(keeper=_NoneOf()))
+    store = ObjectStore(rewrites_query(keeper=_NoneOf()))
 
     assert _peak_bytes(lambda body: store.read_page(body, is_first=True), page) < 2 * len(page)
     assert not store.objects

@@ -27,7 +27,7 @@ from yarl import URL
 
 from extproc.adapters.stores.content import StoreError
 from extproc.discovery.kubernetes.api import KubernetesClient
-from extproc.discovery.kubernetes.store import ApiError
+from extproc.discovery.kubernetes.objectstore import ApiError
 from extproc.envoy.health import HealthService
 from extproc.files.tls import HTTP2, client_context, server_context, system_context
 from extproc.lab.loadtest.listing import TargetError, fetch_listing
@@ -37,7 +37,7 @@ from extproc.observe.watchclient import WatchError, watch
 from extproc.reports.podclient import PodClient
 from extproc.reports.podhttp import FAILURES, describe
 from extproc.wire import server as wire
-from extproc.wire.tls import Certificates
+from extproc.wire.listenertls import Certificates
 from tests.peers.routers import Router
 from tests.pki import KINDS, Kind, Made, make
 from tests.servers import web_server

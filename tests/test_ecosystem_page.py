@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from extproc.commands.eppplan import plan
-from extproc.config.file import parse_config
+from extproc.config.configfile import parse_config
 from tests.pages import blocks
 
 ROOT = Path(__file__).parents[1]

@@ -31,7 +31,7 @@ from extproc.passes import last
 from extproc.pods.accounting import Accounting
 from extproc.reports.engines import PROFILES
 from extproc.reports.exposition import parse_report
-from extproc.reports.models import ModelsError, decode_models
+from extproc.reports.listings import ModelsError, decode_models
 from extproc.reports.orca import parse_orca
 from extproc.routing.modelroutes import ModelRoute, ModelRoutes
 from extproc.routing.policies import BUILT_IN

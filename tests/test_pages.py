@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from extproc.commands.eppflags import FLAGS
-from extproc.config.file import parse_config
+from extproc.config.configfile import parse_config
 from tests.pages import ROOT, blocks, guides, relative
 
 NOT_OURS = {

@@ -14,8 +14,8 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from extproc.envoy.bootstrap import BootstrapOptions, Mode, RequestBody, render
-from extproc.lab.fakepod.pod import PodConfig, start_pod
+from extproc.envoy.bootstrap import BodyDelivery, BootstrapOptions, Mode, render
+from extproc.lab.fakepod.podserver import PodConfig, start_pod
 from extproc.lab.loadtest.results import load
 from extproc.lab.workload.intervals import paired_ratio
 from extproc.routing.policies import Founding
@@ -168,12 +168,12 @@ def _pod(name: str, num_sql: int, num_adapters: int, num_pending: int) -> Endpoi
 # --- the table of body modes -----------------------------------------------------------------
 
 
-def body_table() -> dict[RequestBody, list[str]]:
+def body_table() -> dict[BodyDelivery, list[str]]:
     """The cells of each row: Envoy's setting, then one for each mode."""
     table = ENVOY_PAGE.split("| `--body` |")[1].split("\n\n")[0].splitlines()
     assert [cell.strip() for cell in table[0].strip("|").split("|")][1:] == list(Mode)
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:]]
-    return {RequestBody(row[0].strip("`")): row[1:] for row in cells}
+    return {BodyDelivery(row[0].strip("`")): row[1:] for row in cells}
 
 
 def test_the_table_of_body_modes_is_what_runs_through_a_real_envoy() -> None:
@@ -189,8 +189,8 @@ def test_the_table_of_body_modes_is_what_runs_through_a_real_envoy() -> None:
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-@pytest.mark.parametrize("body", list(RequestBody))
-def test_the_table_names_envoys_setting_and_the_default(mode: Mode, body: RequestBody) -> None:
+@pytest.mark.parametrize("body", list(BodyDelivery))
+def test_the_table_names_envoys_setting_and_the_default(mode: Mode, body: BodyDelivery) -> None:
     setting, *cells = body_table()[body]
     options = BootstrapOptions(mode=mode, request_body=body)
     is_default = render(options) == render(BootstrapOptions(mode=mode))

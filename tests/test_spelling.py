@@ -133,7 +133,7 @@ def begin(mode: BodyMode, sent: bytes) -> tuple[FakeRouter, list[m.Command]]:
     settings = StreamSettings(takes_adapter=True)
     exchange = Exchange(router, router.stream(settings, lambda: None))
     headers = request_headers(body_mode=mode, sends_body_early=True)
-    return router, [*exchange.tell(headers), *exchange.tell(m.RequestBody(sent, True))]
+    return router, [*exchange.tell(headers), *exchange.tell(m.BodyChunk(sent, True))]
 
 
 @pytest.mark.parametrize("mode", [BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED])

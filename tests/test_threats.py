@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from extproc.config.file import parse_config
+from extproc.config.configfile import parse_config
 from tests.pages import blocks
 
 _TESTS = Path(__file__).parent

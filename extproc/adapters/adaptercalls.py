@@ -12,10 +12,10 @@ from msgspec import Struct
 
 from extproc.adapters import effect, engineapi
 from extproc.adapters.adapterfiles import AdapterFiles, Root
-from extproc.adapters.states import Action, Failure, Kind, Result
+from extproc.adapters.adapterstates import Action, CallKind, Failure, Result
 from extproc.openai import joined
 from extproc.pods.pool import Pool
-from extproc.reports.engines import EngineProfile
+from extproc.reports.engines import EngineMetrics
 from extproc.reports.podclient import PodClient
 from extproc.reports.podhttp import base_url
 from extproc.reports.podsecrets import PodAccess
@@ -34,7 +34,7 @@ class CallSettings(Struct, frozen=True):
             compared with it, gets no requests.
     """
 
-    profile: EngineProfile
+    profile: EngineMetrics
     roots: tuple[Root, ...] = ()
     refuses_no_effect: bool = False
 
@@ -68,7 +68,7 @@ class AdapterCalls:
         self._client: PodClient | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._following: asyncio.Task[None] | None = None
-        self.counts = Counter({(str(kind), "done"): 0 for kind in Kind})
+        self.counts = Counter({(str(kind), "done"): 0 for kind in CallKind})
         self._sources: Collection[str] = ()
         self._files = self._open_files()
 
@@ -121,11 +121,11 @@ class AdapterCalls:
         if url is None or client is None:
             return Result(Failure.UNREACHABLE, "the pod has gone")
         name, timeout_s = action.name, action.timeout_s
-        if action.kind is Kind.UNLOAD:
+        if action.kind is CallKind.UNLOAD:
             return await engineapi.unload(
                 client, url, self._settings.profile, name=name, timeout_s=timeout_s
             )
-        if action.kind is Kind.CHECK:
+        if action.kind is CallKind.CHECK:
             return await self._checked(client, url, action)
         traits = self._pool.traits(action.address)
         problem = await self._files.check(action.path, max_rank=traits.max_lora_rank)

@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from extproc.adapters.states import Failure, Result
+from extproc.adapters.adapterstates import Failure, Result
 from extproc.files.blocking import BlockingCalls
 from extproc.files.reading import FileError, UnreadableError, read_bytes
 from extproc.phrases import MAX_NAMED, short
@@ -38,7 +38,7 @@ class AdapterConfigError(ValueError):
     """A file that is no configuration of an adapter; the message says why."""
 
 
-class AdapterConfig(Struct, frozen=True):
+class AdapterConfigFile(Struct, frozen=True):
     """The fields of the file that decide whether pods can serve the adapter.
 
     Attributes:
@@ -58,10 +58,10 @@ class AdapterConfig(Struct, frozen=True):
         return max((self.r, *(self.rank_pattern or {}).values())) if self.r is not None else None
 
 
-_decoder = msgspec.json.Decoder(AdapterConfig)
+_decoder = msgspec.json.Decoder(AdapterConfigFile)
 
 
-def decode_config(content: bytes) -> AdapterConfig:
+def decode_config(content: bytes) -> AdapterConfigFile:
     """Decode the file.
 
     Raises:
@@ -73,7 +73,7 @@ def decode_config(content: bytes) -> AdapterConfig:
         raise AdapterConfigError(f"not an adapter's configuration: {error}") from None
 
 
-def obstacles(config: AdapterConfig, *, max_rank: int | None = None) -> list[str]:
+def obstacles(config: AdapterConfigFile, *, max_rank: int | None = None) -> list[str]:
     """Return why pods would refuse the adapter, in plain words; none if they should take it.
 
     Args:
@@ -91,13 +91,13 @@ def obstacles(config: AdapterConfig, *, max_rank: int | None = None) -> list[str
     return found
 
 
-def _kind(config: AdapterConfig) -> list[str]:
+def _kind(config: AdapterConfigFile) -> list[str]:
     if config.peft_type in (None, "LORA"):
         return []
     return [f"peft_type is {short(config.peft_type)}, and only LORA can be served"]
 
 
-def _ranks(config: AdapterConfig, max_rank: int | None) -> list[str]:
+def _ranks(config: AdapterConfigFile, max_rank: int | None) -> list[str]:
     rank = config.rank
     if rank is None:
         return ["it has no rank (r)"]

@@ -13,7 +13,7 @@ from msgspec import Struct
 from extproc.adapters.changes import WhyNot
 from extproc.adapters.declared import Declaration
 from extproc.adapters.registration import Registration, Status, Wait
-from extproc.adapters.scope import Known
+from extproc.adapters.scope import TokenFacts
 from extproc.adapters.sources import SourceStatus
 from extproc.adapters.stores.content import Medium, Stored
 from extproc.adapters.stores.store import Store
@@ -72,7 +72,7 @@ class StoreRunner:
         status: Status,
         wait_until_ready: Wait,
         why_not: WhyNot,
-        known: Known,
+        known: TokenFacts,
         clock: Callable[[], float],
     ) -> None:
         self._holder, self._lease_s, self._on_stored = holder, lease_s, on_stored

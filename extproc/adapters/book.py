@@ -8,10 +8,10 @@ from math import inf
 
 from msgspec import Struct
 
+from extproc.adapters.adapterstates import AdapterSettings, AdapterState
 from extproc.adapters.declared import Declaration
-from extproc.adapters.ledger import Fleet
-from extproc.adapters.podhistory import Pod
-from extproc.adapters.states import AdapterSettings, State
+from extproc.adapters.ledger import PodLedger
+from extproc.adapters.podhistory import PodHistory
 from extproc.adapters.versions import Kept, owner_of
 from extproc.adapters.wanted import Wanted
 
@@ -49,7 +49,7 @@ class Book:
     def __init__(self, settings: AdapterSettings | None = None) -> None:
         self.settings = settings or AdapterSettings()
         self.next_s = inf
-        self.fleet = Fleet(self.declared_of)
+        self.fleet = PodLedger(self.declared_of)
         self.wanted = Wanted()
         self.kept: dict[str, Kept] = {}
         self.deleted: dict[str, Deleted] = {}
@@ -62,7 +62,7 @@ class Book:
         self.surplus: set[str] = set()
         self.by_served: dict[str, str] = {}
         self.families: dict[str, list[str]] = {}
-        self.num_by_state: Counter[State] = Counter()
+        self.num_by_state: Counter[AdapterState] = Counter()
         self._foreign: dict[str, int] = {}
         self.dirty: set[str] = set()
         self.later: dict[str, None] = {}
@@ -136,7 +136,7 @@ class Book:
         self.old.pop(kept.served, None)
         return kept
 
-    def count(self, kept: Kept, state: State) -> None:
+    def count(self, kept: Kept, state: AdapterState) -> None:
         """Count an adapter that is in a state now."""
         self.num_by_state[kept.state] -= 1
         self.num_by_state[state] += 1
@@ -321,7 +321,7 @@ class Book:
         return done
 
 
-def _num_foreign(pod: Pod, num_own: int) -> int:
+def _num_foreign(pod: PodHistory, num_own: int) -> int:
     """Return how many places of a pod have adapters that nobody declared: what it lists beyond its
     places makes no difference."""
     places = pod.state.max_cpu_loras

@@ -20,10 +20,10 @@ from math import inf
 
 from msgspec import Struct
 
+from extproc.adapters.adapterstates import Action, CallKind
 from extproc.adapters.book import Book
 from extproc.adapters.judging import NUM_SPARES
-from extproc.adapters.podhistory import Pod
-from extproc.adapters.states import Action, Kind
+from extproc.adapters.podhistory import PodHistory
 from extproc.adapters.versions import Kept
 from extproc.adapters.wanted import can_take
 
@@ -70,7 +70,7 @@ def calls(book: Book, *, now: float, is_leading: bool = True, is_led: bool = Fal
     found = [load for load in _loads(book, free, now=now) if is_leading or load.is_urgent]
     found.sort(key=lambda load: (not load.is_urgent, load.num_pending))
     for load in found:
-        is_load = load.action.kind is Kind.LOAD
+        is_load = load.action.kind is CallKind.LOAD
         if num_loads > 0 or not is_load:
             unloads.append(load.action)
             num_loads -= is_load
@@ -93,11 +93,11 @@ def next_s(book: Book, *, now: float) -> float:
     return min([each for each in times if each > now], default=inf)
 
 
-def _is_free(book: Book, pod: Pod) -> bool:
+def _is_free(book: Book, pod: PodHistory) -> bool:
     return pod.is_usable and pod.refusal is None and book.fleet.call_at(pod.state.address) is None
 
 
-def _may_load_s(book: Book, pod: Pod, *, now: float) -> float:
+def _may_load_s(book: Book, pod: PodHistory, *, now: float) -> float:
     """Return when a load may start on a pod; inf for never."""
     state, settings = pod.state, book.settings
     if not can_take(pod) or state.is_resolver or state.why_no_load:
@@ -111,7 +111,9 @@ def _may_load_s(book: Book, pod: Pod, *, now: float) -> float:
 # --- unloading ----------------------------------------------------------------------------------
 
 
-def _unloads(book: Book, free: dict[str, Pod], *, is_leading: bool, now: float) -> Iterator[Action]:
+def _unloads(
+    book: Book, free: dict[str, PodHistory], *, is_leading: bool, now: float
+) -> Iterator[Action]:
     """Yield the unloads of old versions; one on a pod, which is then not free any more."""
     wait_s = book.settings.grace_s if is_leading else book.settings.grace_s + UNKNOWN_S
     for served, since_s in book.old.items():
@@ -132,7 +134,7 @@ def _unloads(book: Book, free: dict[str, Pod], *, is_leading: bool, now: float) 
         yield from _surplus(book, free, now=now)
 
 
-def _without_effect(book: Book, free: dict[str, Pod], *, now: float) -> Iterator[Action]:
+def _without_effect(book: Book, free: dict[str, PodHistory], *, now: float) -> Iterator[Action]:
     """Yield the unloads of adapters that have shown to have no effect, where one is needed."""
     for name in sorted(book.refused):
         kept = book.kept[name]
@@ -146,7 +148,7 @@ def _without_effect(book: Book, free: dict[str, Pod], *, now: float) -> Iterator
                 yield _unload(book, address, served)
 
 
-def _surplus(book: Book, free: dict[str, Pod], *, now: float) -> Iterator[Action]:
+def _surplus(book: Book, free: dict[str, PodHistory], *, now: float) -> Iterator[Action]:
     """Yield the unloads of adapters that other pods have than may, or more."""
     for name in book.surplus:
         kept = book.kept[name]
@@ -163,14 +165,14 @@ def _surplus(book: Book, free: dict[str, Pod], *, now: float) -> Iterator[Action
 
 
 def _may_unload(book: Book, address: str, served: str, *, now: float) -> bool:
-    return book.fleet.attempts.next_s(address, served, Kind.UNLOAD) <= now
+    return book.fleet.attempts.next_s(address, served, CallKind.UNLOAD) <= now
 
 
 def _unload(book: Book, address: str, served: str) -> Action:
-    return Action(Kind.UNLOAD, address, served, timeout_s=book.settings.unload_s)
+    return Action(CallKind.UNLOAD, address, served, timeout_s=book.settings.unload_s)
 
 
-def _is_idle(book: Book, pod: Pod, served: str, *, now: float) -> bool:
+def _is_idle(book: Book, pod: PodHistory, served: str, *, now: float) -> bool:
     """Return whether a pod can do without an adapter for now."""
     is_old = now - pod.since.get(served, now) >= STAY_S
     is_used = served in pod.state.pending_by_adapter
@@ -197,13 +199,13 @@ def _checks(book: Book, begun: Iterable[Action], *, now: float) -> Iterator[Acti
             is_calm = not pod.state.num_pending or pod.checks.free_s(most, now=now) <= now
             if is_calm or number < num_urgent:
                 busy.add(address)
-                yield Action(Kind.CHECK, address, kept.served, timeout_s=book.settings.check_s)
+                yield Action(CallKind.CHECK, address, kept.served, timeout_s=book.settings.check_s)
 
 
 # --- loading ------------------------------------------------------------------------------------
 
 
-def _loads(book: Book, free: dict[str, Pod], *, now: float) -> Iterator[_Load]:
+def _loads(book: Book, free: dict[str, PodHistory], *, now: float) -> Iterator[_Load]:
     """Yield the loads that may start; one on a pod, which is then not free any more."""
     kept_of, rates = book.kept, book.rates
     waiting = [name for name in book.held if name in book.open and not kept_of[name].holders]
@@ -233,7 +235,7 @@ def _loads(book: Book, free: dict[str, Pod], *, now: float) -> Iterator[_Load]:
                 yield _Load(action, False, pod.state.num_pending)
 
 
-def _first(book: Book, kept: Kept, free: dict[str, Pod], *, now: float) -> _Load | None:
+def _first(book: Book, kept: Kept, free: dict[str, PodHistory], *, now: float) -> _Load | None:
     """Return the load of an adapter that requests wait for: where it should be, if that is soon."""
     spares = [address for address in kept.spares if address not in kept.unproven]
     for address in (*kept.missing, *spares):
@@ -249,23 +251,23 @@ def _first(book: Book, kept: Kept, free: dict[str, Pod], *, now: float) -> _Load
     return None
 
 
-def _load(book: Book, kept: Kept, pod: Pod, *, is_urgent: bool, now: float) -> Action | None:
+def _load(book: Book, kept: Kept, pod: PodHistory, *, is_urgent: bool, now: float) -> Action | None:
     """Return the call that brings an adapter to a pod, or makes room there; None for not now."""
     address = pod.state.address
     is_next_version = any(name in pod.listed for name in kept.ready if name != kept.served)
     if pod.has_place() or is_next_version:
-        return Action(Kind.LOAD, address, kept.served, kept.path, book.settings.load_s)
+        return Action(CallKind.LOAD, address, kept.served, kept.path, book.settings.load_s)
     if not is_urgent and not kept.is_eager:
         return None
     victim = _victim(book, pod, is_urgent=is_urgent, now=now)
     if victim is not None:
         return _unload(book, address, victim)
     if is_urgent and pod.has_place(CROWDED_RATIO) and not _goes_soon(book, pod, now=now):
-        return Action(Kind.LOAD, address, kept.served, kept.path, book.settings.load_s)
+        return Action(CallKind.LOAD, address, kept.served, kept.path, book.settings.load_s)
     return None
 
 
-def _goes_soon(book: Book, pod: Pod, *, now: float) -> bool:
+def _goes_soon(book: Book, pod: PodHistory, *, now: float) -> bool:
     """Return whether an adapter on a pod may go as soon as it has been there for long enough."""
     return any(
         now - pod.since[served] < STAY_S
@@ -274,7 +276,7 @@ def _goes_soon(book: Book, pod: Pod, *, now: float) -> bool:
     )
 
 
-def _victim(book: Book, pod: Pod, *, is_urgent: bool, now: float) -> str | None:
+def _victim(book: Book, pod: PodHistory, *, is_urgent: bool, now: float) -> str | None:
     """Return the adapter that is wanted least on a pod, of those that may go."""
     least = None
     names = book.by_served

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from extproc.adapters.declared import ITEMS_A_PLACE, Declaration
 from extproc.adapters.registrationhttp import RefusedError, tag_in
-from extproc.adapters.scope import Excess, Known, Scope
+from extproc.adapters.scope import Excess, TokenFacts, TokenScope
 from extproc.adapters.stores.content import ConflictError, Put, Stored, encode
 from extproc.adapters.stores.store import Store
 from extproc.adapters.tokens import Token, Tokens
@@ -38,7 +38,7 @@ class Changes:
         declarations: Store,
         tokens: Tokens,
         why_not: WhyNot,
-        known: Known,
+        known: TokenFacts,
         on_change: Callable[[str], None],
     ) -> None:
         self._declarations = declarations
@@ -122,7 +122,7 @@ class Changes:
             if not writes:
                 self._coming.pop(scope.names, None)
 
-    def _num_there(self, scope: Scope) -> int:
+    def _num_there(self, scope: TokenScope) -> int:
         """Return how many places the names of a scope have; counted once for each change."""
         entries = self._declarations.entries
         if self._counted is not entries:

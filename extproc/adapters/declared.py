@@ -46,7 +46,7 @@ class LoadMode(StrEnum):
     LAZY = "lazy"  # once a request asks for it
 
 
-class Target(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class AliasTarget(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A model that an alias stands for, and its share of the alias' requests.
 
     If no target of an alias has a weight, all are equal; if some do, a target without gets nothing.
@@ -67,7 +67,7 @@ class Terms(Struct, frozen=True):
 
     tenants: frozenset[str] = frozenset()
     priority: int | None = None
-    targets: tuple[Target, ...] = ()
+    targets: tuple[AliasTarget, ...] = ()
 
     def check(self, name: str) -> None:
         """Raise DeclarationError if they cannot stand for that name."""

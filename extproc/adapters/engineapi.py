@@ -21,10 +21,10 @@ import msgspec
 from yarl import URL
 
 from extproc.adapters import effect
-from extproc.adapters.states import Failure, Result
+from extproc.adapters.adapterstates import Failure, Result
 from extproc.bounds import has_few_values
 from extproc.phrases import shortened
-from extproc.reports.engines import EngineProfile
+from extproc.reports.engines import EngineMetrics
 from extproc.reports.podclient import PodClient
 from extproc.reports.podhttp import FAILURES, ResponseError, describe, describe_status
 
@@ -85,7 +85,7 @@ class _Reply(msgspec.Struct):
 async def load(
     client: PodClient,
     url: str,
-    profile: EngineProfile,
+    profile: EngineMetrics,
     *,
     name: str,
     path: str,
@@ -112,7 +112,7 @@ async def load(
 async def unload(
     client: PodClient,
     url: str,
-    profile: EngineProfile,
+    profile: EngineMetrics,
     *,
     name: str,
     timeout_s: float = UNLOAD_TIMEOUT_S,

@@ -7,10 +7,10 @@ from collections.abc import Container, Iterator
 from itertools import islice
 from math import inf
 
+from extproc.adapters.adapterstates import PASSING, AdapterState, CallKind, Failure
 from extproc.adapters.book import Book
 from extproc.adapters.declared import LoadMode
-from extproc.adapters.podhistory import Pod
-from extproc.adapters.states import PASSING, Failure, Kind, State
+from extproc.adapters.podhistory import PodHistory
 from extproc.adapters.versions import NOBODY, Kept
 from extproc.adapters.wanted import is_of
 
@@ -49,16 +49,16 @@ def judge(book: Book, *, now: float) -> Iterator[None]:
     book.retire(now=now)
 
 
-def state_of(book: Book, kept: Kept, coming: Container[str], *, now: float) -> State:
+def state_of(book: Book, kept: Kept, coming: Container[str], *, now: float) -> AdapterState:
     """Return how an adapter is, if these served names are being loaded."""
     name = kept.declaration.name
     if kept.is_ready:
-        return State.READY
+        return AdapterState.READY
     if kept.retry_s > now:
-        return State.FAILED
+        return AdapterState.FAILED
     if kept.is_eager or name in book.held or kept.served in coming:
-        return State.LOADING
-    return State.COLD
+        return AdapterState.LOADING
+    return AdapterState.COLD
 
 
 def _judge(book: Book, name: str, kept: Kept, *, now: float) -> None:
@@ -125,7 +125,7 @@ def _frozen(addresses: set[str]) -> frozenset[str]:
 def _arrived(book: Book, address: str, served: str) -> None:
     """Forget what failed: a pod has it all the same."""
     attempt = book.fleet.attempts.of(address, served)
-    if attempt is not None and attempt.kind is Kind.LOAD:
+    if attempt is not None and attempt.kind is CallKind.LOAD:
         book.fleet.attempts.succeed(address, served)
 
 
@@ -201,7 +201,9 @@ def _aim(book: Book, name: str, kept: Kept, num: int, *, now: float) -> int:
     return num_able
 
 
-def _problem(book: Book, kept: Kept, pod: Pod, *, now: float) -> tuple[Failure, str, float] | None:
+def _problem(
+    book: Book, kept: Kept, pod: PodHistory, *, now: float
+) -> tuple[Failure, str, float] | None:
     """Return why an adapter is not on a pod, and when that may be otherwise; None for no reason."""
     if not pod.bases.isdisjoint((kept.declaration.name, kept.served)):
         return Failure.CONFLICT, "it is the name of the pod's base model", inf
@@ -211,7 +213,7 @@ def _problem(book: Book, kept: Kept, pod: Pod, *, now: float) -> tuple[Failure, 
     if root is not None and not kept.has(root):
         return Failure.CONFLICT, f"the pod has {root} under that name", inf
     attempt = book.fleet.attempts.of(address, kept.served)
-    if attempt is not None and attempt.kind is Kind.LOAD:
+    if attempt is not None and attempt.kind is CallKind.LOAD:
         return attempt.failure, attempt.message, attempt.next_s
     if book.settings.needs_effect and now < pod.mute_until_s and not pod.effect(kept.served):
         return Failure.UNCHECKED, "it gives no answers to compare", pod.mute_until_s
@@ -245,7 +247,7 @@ def _missing(book: Book, kept: Kept, num: int) -> tuple[str, ...]:
     return tuple(lacking if most is None else lacking[: max(0, most - num_coming)])
 
 
-def _is_unproven(book: Book, pod: Pod, served: str) -> bool:
+def _is_unproven(book: Book, pod: PodHistory, served: str) -> bool:
     """Return whether it is unknown that an adapter has an effect on a pod, and to be known."""
     settings = book.settings
     if settings.needs_effect:
@@ -268,12 +270,12 @@ def _refused(book: Book, kept: Kept) -> bool:
     return any(pods[address].effect(kept.served) is False for address in kept.unproven)
 
 
-def _has(kept: Kept, pod: Pod) -> bool:
+def _has(kept: Kept, pod: PodHistory) -> bool:
     """Return whether what a pod lists is what is declared; a resolver looks by the name."""
     return pod.state.is_resolver or kept.has(pod.listed[kept.served])
 
 
-def _fits(kept: Kept, pod: Pod) -> bool:
+def _fits(kept: Kept, pod: PodHistory) -> bool:
     rank, most = kept.declaration.rank, pod.state.max_rank
     if rank is not None and most is not None and rank > most:
         return False

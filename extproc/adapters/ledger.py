@@ -10,16 +10,16 @@ from math import inf
 from msgspec import Struct
 from msgspec.structs import replace
 
-from extproc.adapters.podhistory import Pod
-from extproc.adapters.states import (
+from extproc.adapters.adapterstates import (
     OF_THE_POD,
     PASSING,
     Action,
     AdapterSettings,
+    CallKind,
     Failure,
-    Kind,
     Result,
 )
+from extproc.adapters.podhistory import PodHistory
 from extproc.pods.podstate import PodState
 
 SHARED_PAUSE_S = 15.0
@@ -36,7 +36,7 @@ LONG_LIST = 2_000
 class Attempt(Struct):
     """Failures in a row of one adapter on one pod."""
 
-    kind: Kind
+    kind: CallKind
     failure: Failure
     message: str
     num_failures: int
@@ -67,7 +67,7 @@ class Attempts:
         """Return what failed, None if nothing did."""
         return self._by_address.get(address, {}).get(served)
 
-    def next_s(self, address: str, served: str, kind: Kind) -> float:
+    def next_s(self, address: str, served: str, kind: CallKind) -> float:
         """Return when the next try may be; -inf for at any time."""
         attempt = self.of(address, served)
         return -inf if attempt is None or attempt.kind is not kind else attempt.next_s
@@ -76,7 +76,7 @@ class Attempts:
         self,
         address: str,
         served: str,
-        kind: Kind,
+        kind: CallKind,
         failure: Failure,
         message: str,
         *,
@@ -159,7 +159,7 @@ class _Call(Struct, frozen=True):
     root: str  # of the adapter, as the pod listed it then
 
 
-class Fleet:
+class PodLedger:
     """The pods, and the calls to them.
 
     Attributes:
@@ -177,7 +177,7 @@ class Fleet:
     def __init__(self, select: Callable[[Iterable[str]], list[str]]) -> None:
         self._select = select
         self.is_behind = False
-        self.pods: dict[str, Pod] = {}
+        self.pods: dict[str, PodHistory] = {}
         self.pods_of: dict[str, set[str]] = {}
         self.attempts = Attempts()
         self.changed: set[str] = set()
@@ -188,7 +188,7 @@ class Fleet:
     @property
     def num_loading(self) -> int:
         """Loads on their way."""
-        return sum(call.action.kind is Kind.LOAD for call in self._calls.values())
+        return sum(call.action.kind is CallKind.LOAD for call in self._calls.values())
 
     def call_at(self, address: str) -> Action | None:
         """Return the call that is on its way to a pod."""
@@ -204,14 +204,14 @@ class Fleet:
         """Return the addresses of the pods that are to have it, and do not list it yet."""
         coming = {a for a, pod in self.pods.items() if served in pod.verifying}
         for address, call in self._calls.items():
-            if call.action.name == served and call.action.kind is not Kind.UNLOAD:
+            if call.action.name == served and call.action.kind is not CallKind.UNLOAD:
                 coming.add(address)
         return coming
 
     def coming(self) -> set[str]:
         """Return the served names of all of these."""
         calls = [call.action for call in self._calls.values()]
-        names = {action.name for action in calls if action.kind is not Kind.UNLOAD}
+        names = {action.name for action in calls if action.kind is not CallKind.UNLOAD}
         return names.union(*[pod.verifying for pod in self.pods.values()])
 
     def due_s(self) -> float:
@@ -224,9 +224,9 @@ class Fleet:
     def see(self, states: Iterable[PodState], *, settings: AdapterSettings, now: float) -> None:
         """Take what is known of all pods now."""
         before, self.pods = self.pods, {}
-        late: list[tuple[Pod, PodState]] = []
+        late: list[tuple[PodHistory, PodState]] = []
         for state in states:
-            pod = before.get(state.address) or Pod(state.address)
+            pod = before.get(state.address) or PodHistory(state.address)
             self.pods[state.address] = pod
             if pod.has_long_news(state, LONG_LIST):
                 late.append((pod, state))
@@ -248,7 +248,9 @@ class Fleet:
         if shape != self._shape:
             self._shape, self.is_reshaped = shape, True
 
-    def _see(self, pod: Pod, state: PodState, *, settings: AdapterSettings, now: float) -> None:
+    def _see(
+        self, pod: PodHistory, state: PodState, *, settings: AdapterSettings, now: float
+    ) -> None:
         address, names = state.address, pod.listed
         seen = pod.see(state, now=now)
         if pod.listed is not names:
@@ -262,18 +264,18 @@ class Fleet:
             self.changed.update(self.attempts.forget_passing(address))
         for name in seen.left:
             attempt = self.attempts.of(address, name)
-            if attempt is not None and attempt.kind is Kind.UNLOAD:
+            if attempt is not None and attempt.kind is CallKind.UNLOAD:
                 self.attempts.forget(address, name)
         for name in seen.lied:
             result = Result(Failure.UNVERIFIED, "it was unloaded but is still listed")
-            self._fail(pod, name, Kind.UNLOAD, result, settings=settings, now=now)
+            self._fail(pod, name, CallKind.UNLOAD, result, settings=settings, now=now)
         if pod.refusal is not None and now >= pod.refusal[2]:
             pod.refusal = None
         if now >= pod.mute_until_s:
             pod.mute_until_s = -inf
         self._verify(pod, settings=settings, now=now)
 
-    def _verify(self, pod: Pod, *, settings: AdapterSettings, now: float) -> None:
+    def _verify(self, pod: PodHistory, *, settings: AdapterSettings, now: float) -> None:
         """See whether the pod lists what it said it had loaded."""
         for name, until_s in list(pod.verifying.items()):
             if name in pod.listed:
@@ -281,7 +283,7 @@ class Fleet:
                     self.attempts.succeed(pod.state.address, name)
             elif now >= until_s:
                 result = Result(Failure.UNVERIFIED, "the pod loaded it but does not list it")
-                self._fail(pod, name, Kind.LOAD, result, settings=settings, now=now)
+                self._fail(pod, name, CallKind.LOAD, result, settings=settings, now=now)
             else:
                 continue
             del pod.verifying[name]
@@ -304,9 +306,9 @@ class Fleet:
 
     def _fail(
         self,
-        pod: Pod,
+        pod: PodHistory,
         name: str,
-        kind: Kind,
+        kind: CallKind,
         result: Result,
         *,
         settings: AdapterSettings,
@@ -335,10 +337,10 @@ class Fleet:
         pod = self.pods[action.address]
         root = pod.listed.get(action.name, "")
         self._calls[action.address] = _Call(action, pod.epoch, now, root)
-        if action.kind is Kind.UNLOAD:
+        if action.kind is CallKind.UNLOAD:
             pod.leaving = action.name
         elif pod.state.num_pending:  # else it stalls nobody
-            (pod.starts if action.kind is Kind.LOAD else pod.checks).start(now)
+            (pod.starts if action.kind is CallKind.LOAD else pod.checks).start(now)
 
     def finished(
         self, action: Action, result: Result, *, settings: AdapterSettings, now: float
@@ -355,11 +357,11 @@ class Fleet:
         pod.leaving = ""
         if pod.epoch != call.epoch:
             return
-        if action.kind is Kind.CHECK:
+        if action.kind is CallKind.CHECK:
             self._check(pod, action.name, call.root, result, settings=settings, now=now)
         elif result.failure is not None:
             self._fail(pod, action.name, action.kind, result, settings=settings, now=now)
-        elif action.kind is Kind.LOAD:
+        elif action.kind is CallKind.LOAD:
             pod.loaded(action.name, until_s=now + settings.verify_s)
         else:
             self._unlist(action.address, pod.listed.keys() & {action.name})
@@ -367,7 +369,7 @@ class Fleet:
 
     def _check(
         self,
-        pod: Pod,
+        pod: PodHistory,
         name: str,
         root: str,
         result: Result,
@@ -384,10 +386,10 @@ class Fleet:
             pod.checked(name, root, has_effect=False)
         if result.is_of_pod:
             pod.mute_until_s = now + settings.backoff_max_s
-        self._fail(pod, name, Kind.LOAD, result, settings=settings, now=now)
+        self._fail(pod, name, CallKind.LOAD, result, settings=settings, now=now)
 
 
-def _shape(pod: Pod) -> tuple[object, ...]:
+def _shape(pod: PodHistory) -> tuple[object, ...]:
     """Return what decides about where adapters may go."""
     state = pod.state
     sizes = state.max_loras, state.max_cpu_loras, state.max_rank

@@ -13,9 +13,9 @@ from typing import Any, Generic, Protocol, TypeVar
 from msgspec import to_builtins
 
 from extproc.adapters.adaptercalls import AdapterCalls, CallSettings
+from extproc.adapters.adapterstates import Action, AdapterState
 from extproc.adapters.declared import Declaration
 from extproc.adapters.planner import Planner
-from extproc.adapters.states import Action, State
 from extproc.meters import Meters
 from extproc.pods.pool import Pool
 from extproc.reports.podsecrets import PodAccess
@@ -36,7 +36,7 @@ async def _nothing(_forgotten: Sequence[str]) -> None:
     """Nobody remembers what was deleted."""
 
 
-_NO_STATES = {str(state): 0 for state in State if state is not State.UNKNOWN}
+_NO_STATES = {str(state): 0 for state in AdapterState if state is not AdapterState.UNKNOWN}
 
 
 class Offered(Protocol):

@@ -10,21 +10,21 @@ from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 from math import inf
 
-from extproc.adapters.book import Book
-from extproc.adapters.calls import calls, next_s
-from extproc.adapters.judging import judge, state_of
-from extproc.adapters.states import (
+from extproc.adapters.adapterstates import (
     Action,
     AdapterSettings,
+    AdapterState,
     AdapterStatus,
+    CallKind,
     Counts,
     Failure,
-    Kind,
     Result,
-    State,
     VersionState,
     VersionStatus,
 )
+from extproc.adapters.book import Book
+from extproc.adapters.calls import calls, next_s
+from extproc.adapters.judging import judge, state_of
 from extproc.adapters.versions import Kept
 from extproc.passes import at_once
 from extproc.pods.podstate import PodState
@@ -72,8 +72,12 @@ class Planner(Book):
         for action in found:
             self.fleet.begin(action, now=now)
             kept = self.kept.get(self.by_served.get(action.name, ""))
-            if kept is not None and kept.state is State.COLD and action.kind is not Kind.UNLOAD:
-                self.count(kept, State.LOADING)
+            if (
+                kept is not None
+                and kept.state is AdapterState.COLD
+                and action.kind is not CallKind.UNLOAD
+            ):
+                self.count(kept, AdapterState.LOADING)
         self.next_s = next_s(self, now=now)
         yield found
 
@@ -82,7 +86,7 @@ class Planner(Book):
     def finished(self, action: Action, result: Result, *, now: float) -> None:
         """Take what came of a call; `tick` says what follows."""
         self.fleet.finished(action, result, settings=self.settings, now=now)
-        if action.kind is Kind.LOAD:
+        if action.kind is CallKind.LOAD:
             self.ended(action.name, now=now)
         self.next_s = now
 
@@ -127,11 +131,11 @@ class Planner(Book):
         """Return whether requests waited for an adapter, as of the last `tick`."""
         return name in self.held
 
-    def state(self, name: str) -> State:
+    def state(self, name: str) -> AdapterState:
         """Return how an adapter is, as of the last `tick`."""
         kept = self.kept.get(name)
         if kept is None:
-            return State.UNKNOWN
+            return AdapterState.UNKNOWN
         return state_of(self, kept, self.fleet.coming(), now=self._now)
 
     def status(self, name: str) -> AdapterStatus | None:

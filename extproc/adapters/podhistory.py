@@ -15,7 +15,7 @@ from math import inf
 
 from msgspec import Struct
 
-from extproc.adapters.states import Failure
+from extproc.adapters.adapterstates import Failure
 from extproc.pods.podstate import PodState
 from extproc.types import ModelCard
 
@@ -66,7 +66,7 @@ class Seen(Struct, frozen=True):
     is_back: bool
 
 
-class Pod:
+class PodHistory:
     """One pod.
 
     Attributes:

@@ -43,7 +43,7 @@ from extproc.adapters.registrationhttp import (
     unknown,
     wait_in,
 )
-from extproc.adapters.scope import Known
+from extproc.adapters.scope import TokenFacts
 from extproc.adapters.stores.content import (
     ConflictError,
     Put,
@@ -54,7 +54,7 @@ from extproc.adapters.stores.content import (
 )
 from extproc.adapters.stores.store import Store
 from extproc.adapters.stores.writing import BulkError
-from extproc.adapters.tokens import Places, Token, Tokens
+from extproc.adapters.tokens import RequestPlaces, Token, Tokens
 from extproc.wire.httpserver import Handler
 from extproc.wire.turns import turn
 
@@ -99,7 +99,7 @@ class Registration:
         status: Status,
         wait_until_ready: Wait,
         why_not: WhyNot,
-        known: Known,
+        known: TokenFacts,
         ready_s: float,
         on_change: Callable[[str], None],
     ) -> None:
@@ -112,8 +112,8 @@ class Registration:
 
     def add_to(self, app: web.Application) -> None:
         """Add the paths to an application."""
-        others = Places(MAX_AT_ONCE, self._tokens)
-        waiting = Places(MAX_WAITING, self._tokens)
+        others = RequestPlaces(MAX_AT_ONCE, self._tokens)
+        waiting = RequestPlaces(MAX_WAITING, self._tokens)
         for method, path, answer, places, places_to_wait in (
             ("POST", PATH, self._post, others, waiting),
             ("GET", PATH, self._list, others, others),
@@ -124,7 +124,9 @@ class Registration:
         ):
             app.router.add_route(method, path, self._guarded(answer, places, places_to_wait))
 
-    def _guarded(self, answer: _Answer, places: Places, places_to_wait: Places) -> Handler:
+    def _guarded(
+        self, answer: _Answer, places: RequestPlaces, places_to_wait: RequestPlaces
+    ) -> Handler:
         async def guarded(request: web.Request) -> web.StreamResponse:
             try:
                 token = self._token_of(request)

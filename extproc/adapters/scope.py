@@ -30,7 +30,7 @@ _MAX_KEPT_PATTERNS = 100
 """Sets of patterns that are kept compiled: three of each token, and those of before a change."""
 
 
-class Known(Struct, frozen=True):
+class TokenFacts(Struct, frozen=True):
     """The facts that decide beside a token's line.
 
     Attributes:
@@ -40,7 +40,7 @@ class Known(Struct, frozen=True):
         priority: Returns that of the configured route of a model; None for no route.
     """
 
-    has_others: Callable[[str, Scope], bool]
+    has_others: Callable[[str, TokenScope], bool]
     is_base: Callable[[str], bool]
     priority: Callable[[str], int | None]
 
@@ -52,7 +52,7 @@ class Excess(Struct, frozen=True):
     why: str
 
 
-class Scope(Struct, frozen=True):
+class TokenScope(Struct, frozen=True):
     """The limits of a token.
 
     Attributes:
@@ -88,7 +88,7 @@ class Scope(Struct, frozen=True):
         is_inside = ".." not in name or ".." not in name.split("/")
         return is_inside and _any(self.names, name) and (not family or _any(self.names, family))
 
-    def excess(self, declared: Declaration, known: Known) -> Excess | None:
+    def excess(self, declared: Declaration, known: TokenFacts) -> Excess | None:
         """Return the first thing of a declaration that it may not declare; None where it may."""
         name = declared.name
         if not self.may(name) or (self.is_limited and known.is_base(name)):
@@ -100,18 +100,18 @@ class Scope(Struct, frozen=True):
                 return Excess("target_not_allowed", f"declare an alias for {target.model}")
         return self._too_urgent(declared, known)
 
-    def _may_load(self, source: str, known: Known) -> bool:
+    def _may_load(self, source: str, known: TokenFacts) -> bool:
         if self.sources:
             return _any(tuple(map(_plain_hub, self.sources)), plain(source))
         return not self.is_limited or not known.has_others(source, self)
 
-    def _may_stand_for(self, target: str, known: Known) -> bool:
+    def _may_stand_for(self, target: str, known: TokenFacts) -> bool:
         if not self.is_limited and not self.targets:
             return True
         is_own = self.is_limited and self.may(target)
         return is_own or _any(self.targets, target) or known.is_base(target)
 
-    def _too_urgent(self, declared: Declaration, known: Known) -> Excess | None:
+    def _too_urgent(self, declared: Declaration, known: TokenFacts) -> Excess | None:
         if not self.is_limited and self.max_priority is None:
             return None
         own = known.priority(declared.name) or 0
@@ -125,7 +125,7 @@ class Scope(Struct, frozen=True):
         return Excess("priority_not_allowed", f"declare a priority above {most}")
 
 
-NO_LIMITS = Scope()
+NO_LIMITS = TokenScope()
 
 
 class Users:
@@ -139,7 +139,7 @@ class Users:
         self._sources = {name: plain(source) for name, source in sources.items() if source}
         self._of_others: dict[tuple[str, ...], tuple[set[str], list[str]]] = {}
 
-    def has_others(self, source: str, scope: Scope) -> bool:
+    def has_others(self, source: str, scope: TokenScope) -> bool:
         """Return whether a name outside of a scope is declared with a source, or with one above or
         below it. The first question about a scope takes some 10 ms of 10,000 names.
         """

@@ -41,7 +41,7 @@ class SourceStatus(Struct, frozen=True):
         return f"{self.name}: as of {self.age_s:.0f} s ago: {self.problem}"
 
 
-class Sources:
+class DeclarationSources:
     """All sources of declarations but the configuration."""
 
     def __init__(self) -> None:

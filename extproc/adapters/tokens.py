@@ -16,7 +16,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from extproc.adapters.declared import MAX_PRIORITY
-from extproc.adapters.scope import NO_LIMITS, Scope
+from extproc.adapters.scope import NO_LIMITS, TokenScope
 from extproc.adapters.stores.content import MAX_DECLARATIONS
 from extproc.bounds import fits_header
 from extproc.errors import ExtprocError
@@ -48,7 +48,7 @@ class Token(Struct, frozen=True):
 
     secret: bytes
     name: str
-    scope: Scope = NO_LIMITS
+    scope: TokenScope = NO_LIMITS
 
     def __repr__(self) -> str:
         """Return it without its secret."""
@@ -142,7 +142,7 @@ class TooManyError(ExtprocError):
     """As many requests with a token are in progress as may be."""
 
 
-class Places:
+class RequestPlaces:
     """Requests in progress, of which each token has an equal part, whatever the other tokens do.
 
     Args:
@@ -211,7 +211,7 @@ def _read_token(path: Path, words: list[str], number: int) -> Token:
         if text is not None and numbers[option] is None:
             raise FileError(path, f"line {number}: {option}: must be from {least} to {most}")
     names, sources, targets = (patterns[option] for option in _PATTERNS)
-    return Token(secret.encode(), name, Scope(names, sources, targets, **numbers))
+    return Token(secret.encode(), name, TokenScope(names, sources, targets, **numbers))
 
 
 def _number(text: str, least: int, most: int) -> int | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Container
 from math import inf
 
+from extproc.adapters.adapterstates import AdapterState, Failure
 from extproc.adapters.declared import Declaration
-from extproc.adapters.states import Failure, State
 
 NOBODY: frozenset[str] = frozenset()
 """One object for all: of thousands of declared adapters, most are on no pod, and an empty set has
@@ -67,7 +67,7 @@ class Kept:
         self.ready: dict[str, int] = {}
         self.trouble: tuple[Failure, str, str] | None = None
         self.retry_s = -inf
-        self.state = State.COLD
+        self.state = AdapterState.COLD
         self.declaration, self.served = declaration, declaration.served_name
         self.path = path_of(declaration.source)
 

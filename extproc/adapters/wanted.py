@@ -12,7 +12,7 @@ from math import inf
 from extproc.adapters.declared import Declaration, LoadMode
 from extproc.adapters.placement import Capacity, Placement
 from extproc.adapters.placement.levels import NAMES_A_PASS
-from extproc.adapters.podhistory import Pod
+from extproc.adapters.podhistory import PodHistory
 
 _Key = tuple[str, frozenset[str]]
 """A base model, "" for any, and pools, none for all."""
@@ -47,7 +47,7 @@ class Wanted:
     def regroup(
         self,
         declarations: Iterable[Declaration],
-        pods: Collection[Pod],
+        pods: Collection[PodHistory],
         foreign: Mapping[str, int],
     ) -> Iterator[None]:
         """Take other adapters or pods, in passes; until the last one the answers are as before.
@@ -111,29 +111,29 @@ class Wanted:
         return self._group_of[name].fits
 
 
-def can_take(pod: Pod) -> bool:
+def can_take(pod: PodHistory) -> bool:
     """Return whether adapters can be loaded there."""
     if not pod.is_usable or pod.state.max_loras == 0:
         return False
     return pod.refusal is None or pod.state.is_resolver
 
 
-def is_of(pod: Pod, pools: frozenset[str]) -> bool:
+def is_of(pod: PodHistory, pools: frozenset[str]) -> bool:
     """Return whether a pod is in one of some pools; none are named where it may be in any."""
     return not pools or not pools.isdisjoint(pod.state.pools)
 
 
-def _has(pod: Pod, key: _Key) -> bool:
+def _has(pod: PodHistory, key: _Key) -> bool:
     base, pools = key
     return (not base or base in pod.bases) and is_of(pod, pools)
 
 
-def _key(own: _Key, pods: Iterable[Pod]) -> _Key:
+def _key(own: _Key, pods: Iterable[PodHistory]) -> _Key:
     """Return the group for a base model and pools: that of all pods where they all are in it."""
     return ("", frozenset()) if all(_has(pod, own) for pod in pods) else own
 
 
-def _capacity(pod: Pod, foreign: Mapping[str, int]) -> Capacity:
+def _capacity(pod: PodHistory, foreign: Mapping[str, int]) -> Capacity:
     state, places = pod.state, pod.state.max_cpu_loras
     if places is not None:
         places = max(0, places - foreign.get(state.address, 0))

@@ -124,7 +124,7 @@ def _with_store(config: ConfigOption, run: Callable[[Store], Awaitable[T]]) -> T
     """Return the result of `run` on the store that the configuration names."""
     from extproc.adapters.stores.content import ConflictError, StoreError
     from extproc.adapters.stores.store import Store
-    from extproc.config.file import ConfigError, load_config
+    from extproc.config.configfile import ConfigError, load_config
     from extproc.service.stores import make_medium
 
     async def work() -> T:

@@ -243,7 +243,7 @@ def envoy(
 ) -> None:
     """Print a complete Envoy configuration."""
     from extproc.config.base import check_host_port, check_ip_port
-    from extproc.envoy.bootstrap import BootstrapOptions, Mode, RequestBody, TlsFiles, render
+    from extproc.envoy.bootstrap import BodyDelivery, BootstrapOptions, Mode, TlsFiles, render
 
     if preset not in ("", "founding"):
         raise failure(f"--preset {preset}: allowed: founding")
@@ -269,7 +269,7 @@ def envoy(
                 raise ValueError(f"{option} needs {needed}")
         options = BootstrapOptions(
             mode=_one_of(Mode, "--mode", mode),
-            request_body=_one_of(RequestBody, "--body", body) if body else None,
+            request_body=_one_of(BodyDelivery, "--body", body) if body else None,
             response_phases=response_phases,
             listen=listen,
             admin=admin,

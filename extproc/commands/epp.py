@@ -17,7 +17,7 @@ HELP = ("-h", "--help")
 def epp(context: typer.Context) -> None:
     """Serve a gateway as its endpoint picker, with the flags of its charts (docs/epp.md)."""
     from extproc.commands.eppflags import FlagError
-    from extproc.config.file import ConfigError
+    from extproc.config.configfile import ConfigError
 
     try:
         run(context.args or HELP)
@@ -34,7 +34,7 @@ def run(arguments: Sequence[str]) -> None:
     from extproc.commands.eppflags import help_text
     from extproc.commands.eppplan import plan
     from extproc.service import startup
-    from extproc.wire.tls import make_certificate
+    from extproc.wire.listenertls import make_certificate
 
     if any(argument in HELP for argument in arguments):
         sys.stdout.write(f"{help_text()}\n")

@@ -19,7 +19,7 @@ class FlagError(ValueError):
     """The command line cannot be used; the message names the flag and says what is allowed."""
 
 
-class Kind(Enum):
+class FlagKind(Enum):
     """The kind of a flag's value."""
 
     SWITCH = "true or false"  # never takes the next argument as its value
@@ -45,7 +45,7 @@ _SIZE_UNITS: dict[str | None, int] = {
 
 
 def parse_flags(
-    arguments: Sequence[str], kinds: Mapping[str, Kind], *, unrepeated: Collection[str] = ()
+    arguments: Sequence[str], kinds: Mapping[str, FlagKind], *, unrepeated: Collection[str] = ()
 ) -> dict[str, str]:
     """Split a command line into values by flag, as text; the last value of a repeated flag counts.
 
@@ -64,7 +64,7 @@ def parse_flags(
         if name not in kinds:
             raise FlagError(f"{written}: unknown flag; --help lists them")
         if not has_value:
-            if kinds[name] is Kind.SWITCH:
+            if kinds[name] is FlagKind.SWITCH:
                 value = "true"
             elif rest:
                 value = rest.pop(0)
@@ -94,7 +94,7 @@ def to_bool(name: str, value: str) -> bool:
         return True
     if value in _FALSE:
         return False
-    raise _not_a(Kind.SWITCH, name, value)
+    raise _not_a(FlagKind.SWITCH, name, value)
 
 
 def to_int(name: str, value: str) -> int:
@@ -104,7 +104,7 @@ def to_int(name: str, value: str) -> int:
         FlagError: Anything else.
     """
     if not re.fullmatch(r"-?[0-9]{1,18}", value):
-        raise _not_a(Kind.NUMBER, name, value)
+        raise _not_a(FlagKind.NUMBER, name, value)
     return int(value)
 
 
@@ -118,7 +118,7 @@ def to_seconds(name: str, value: str) -> float:
     if value == "0":
         return 0.0
     if not parts or "".join(number + unit for number, unit in parts) != value:
-        raise _not_a(Kind.DURATION, name, value)
+        raise _not_a(FlagKind.DURATION, name, value)
     return sum(float(number) * _DURATION_UNITS_S[unit] for number, unit in parts)
 
 
@@ -130,11 +130,11 @@ def to_bytes(name: str, value: str) -> int:
     """
     match = _SIZE.fullmatch(value.strip())
     if match is None:
-        raise _not_a(Kind.SIZE, name, value)
+        raise _not_a(FlagKind.SIZE, name, value)
     return int(match[1]) * _SIZE_UNITS[match[2]]
 
 
-def _not_a(kind: Kind, name: str, value: str) -> FlagError:
+def _not_a(kind: FlagKind, name: str, value: str) -> FlagError:
     return FlagError(f"--{name}: {value!r}: must be {kind.value}")
 
 
@@ -151,7 +151,7 @@ class Flag(NamedTuple):
         fits: Values of a flag without effect that ask for what is done anyway.
     """
 
-    kind: Kind
+    kind: FlagKind
     help: str
     sets: str = ""
     fits: tuple[str, ...] = ()
@@ -163,57 +163,61 @@ class Flag(NamedTuple):
             FlagError: It is not of the kind.
         """
         match self.kind:
-            case Kind.SWITCH:
+            case FlagKind.SWITCH:
                 return to_bool(name, written)
-            case Kind.DURATION:
+            case FlagKind.DURATION:
                 return to_seconds(name, written)
-            case Kind.NUMBER:
+            case FlagKind.NUMBER:
                 return to_int(name, written)
         return written
 
 
 FLAGS = {
-    "pool-name": Flag(Kind.TEXT, "InferencePool to serve; or give --endpoint-selector"),
+    "pool-name": Flag(FlagKind.TEXT, "InferencePool to serve; or give --endpoint-selector"),
     "pool-namespace": Flag(
-        Kind.TEXT, "namespace of the pool; by default $NAMESPACE, else the router's"
+        FlagKind.TEXT, "namespace of the pool; by default $NAMESPACE, else the router's"
     ),
-    "pool-group": Flag(Kind.TEXT, "API group of the pool: inference.networking.k8s.io only"),
-    "endpoint-selector": Flag(Kind.TEXT, "label selector of the pods, instead of a pool"),
-    "endpoint-target-ports": Flag(Kind.TEXT, "ports of each such pod, separated by commas"),
-    "grpc-port": Flag(Kind.NUMBER, "port of ext_proc (default 9002)"),
-    "grpc-health-port": Flag(Kind.NUMBER, "port of gRPC health, without TLS (default 9003)"),
-    "metrics-port": Flag(Kind.NUMBER, "port of /metrics (default 9090)"),
-    "grpc-max-recv-msg-size": Flag(Kind.SIZE, "raises request.max_body_bytes to this size"),
+    "pool-group": Flag(FlagKind.TEXT, "API group of the pool: inference.networking.k8s.io only"),
+    "endpoint-selector": Flag(FlagKind.TEXT, "label selector of the pods, instead of a pool"),
+    "endpoint-target-ports": Flag(FlagKind.TEXT, "ports of each such pod, separated by commas"),
+    "grpc-port": Flag(FlagKind.NUMBER, "port of ext_proc (default 9002)"),
+    "grpc-health-port": Flag(FlagKind.NUMBER, "port of gRPC health, without TLS (default 9003)"),
+    "metrics-port": Flag(FlagKind.NUMBER, "port of /metrics (default 9090)"),
+    "grpc-max-recv-msg-size": Flag(FlagKind.SIZE, "raises request.max_body_bytes to this size"),
     "drain-timeout": Flag(
-        Kind.DURATION, "server.drain_timeout_s (default 120s)", "server.drain_timeout_s"
+        FlagKind.DURATION, "server.drain_timeout_s (default 120s)", "server.drain_timeout_s"
     ),
-    "secure-serving": Flag(Kind.SWITCH, "TLS on the ext_proc port (default true)"),
-    "cert-path": Flag(Kind.TEXT, "folder with tls.crt and tls.key; self-signed by default"),
+    "secure-serving": Flag(FlagKind.SWITCH, "TLS on the ext_proc port (default true)"),
+    "cert-path": Flag(FlagKind.TEXT, "folder with tls.crt and tls.key; self-signed by default"),
     "refresh-metrics-interval": Flag(
-        Kind.DURATION, "scrape.interval_s (default 50ms)", "scrape.interval_s"
+        FlagKind.DURATION, "scrape.interval_s (default 50ms)", "scrape.interval_s"
     ),
     "metrics-staleness-threshold": Flag(
-        Kind.DURATION, "scrape.expiry_s (default 2s)", "scrape.expiry_s"
+        FlagKind.DURATION, "scrape.expiry_s (default 2s)", "scrape.expiry_s"
     ),
     "model-server-metrics-port": Flag(
-        Kind.NUMBER, "pods.metrics_port; 0: the serving port", "pods.metrics_port"
+        FlagKind.NUMBER, "pods.metrics_port; 0: the serving port", "pods.metrics_port"
     ),
     "model-server-metrics-path": Flag(
-        Kind.TEXT, "pods.metrics_path (default /metrics)", "pods.metrics_path"
+        FlagKind.TEXT, "pods.metrics_path (default /metrics)", "pods.metrics_path"
     ),
     "disable-endpoint-subset-filter": Flag(
-        Kind.SWITCH, "turns request.use_subset_hint off", "request.use_subset_hint"
+        FlagKind.SWITCH, "turns request.use_subset_hint off", "request.use_subset_hint"
     ),
-    "emit-endpoint-scores": Flag(Kind.SWITCH, "destination.emit_scores", "destination.emit_scores"),
+    "emit-endpoint-scores": Flag(
+        FlagKind.SWITCH, "destination.emit_scores", "destination.emit_scores"
+    ),
     "tracing": Flag(
-        Kind.SWITCH, "tracing.enabled; needs the extra `otel` (default false)", "tracing.enabled"
+        FlagKind.SWITCH,
+        "tracing.enabled; needs the extra `otel` (default false)",
+        "tracing.enabled",
     ),
-    "config-file": Flag(Kind.TEXT, "configuration file of the router; flags override it"),
-    "config-text": Flag(Kind.TEXT, "the text of such a file"),
-    "v": Flag(Kind.NUMBER, "log level: 4 and above is debug"),
-    "zap-log-level": Flag(Kind.TEXT, "log level: debug, info, error or a number as for -v"),
-    "zap-encoder": Flag(Kind.TEXT, "json (default) or console"),
-    "zap-devel": Flag(Kind.SWITCH, "plain log lines instead of JSON"),
+    "config-file": Flag(FlagKind.TEXT, "configuration file of the router; flags override it"),
+    "config-text": Flag(FlagKind.TEXT, "the text of such a file"),
+    "v": Flag(FlagKind.NUMBER, "log level: 4 and above is debug"),
+    "zap-log-level": Flag(FlagKind.TEXT, "log level: debug, info, error or a number as for -v"),
+    "zap-encoder": Flag(FlagKind.TEXT, "json (default) or console"),
+    "zap-devel": Flag(FlagKind.SWITCH, "plain log lines instead of JSON"),
 }
 
 _PROFILE = "the engine's profile says which metrics are read (pods.engine)"
@@ -222,31 +226,35 @@ _METRICS = "/metrics is plain HTTP; protect it with a NetworkPolicy"
 
 IGNORED = {
     "health-checking": Flag(
-        Kind.SWITCH, "gRPC health is always on the ext_proc port too", fits=("true",)
+        FlagKind.SWITCH, "gRPC health is always on the ext_proc port too", fits=("true",)
     ),
-    "enable-cert-reload": Flag(Kind.SWITCH, "certificates are always reloaded", fits=("true",)),
+    "enable-cert-reload": Flag(FlagKind.SWITCH, "certificates are always reloaded", fits=("true",)),
     "ha-enable-leader-election": Flag(
-        Kind.SWITCH, "every replica serves; there is no leader", fits=("false",)
+        FlagKind.SWITCH, "every replica serves; there is no leader", fits=("false",)
     ),
-    "metrics-endpoint-auth": Flag(Kind.SWITCH, _METRICS, fits=("false",)),
-    "metrics-client-ca-file": Flag(Kind.TEXT, _METRICS),
-    "metrics-cert-dir": Flag(Kind.TEXT, _METRICS),
-    "enable-pprof": Flag(Kind.SWITCH, "there is no pprof in Python", fits=("false",)),
-    "enable-grpc-stream-metrics": Flag(Kind.SWITCH, "stream metrics are always on", fits=("true",)),
-    "refresh-prometheus-metrics-interval": Flag(Kind.DURATION, "metrics are always current"),
-    "allow-experimental-plugins": Flag(Kind.SWITCH, "there are no such plugins", fits=("false",)),
-    "grpc-max-send-msg-size": Flag(Kind.SIZE, "messages sent have no limit"),
-    "tls-min-version": Flag(Kind.TEXT, "the minimum is TLS 1.2", fits=("VersionTLS12", "1.2")),
-    "tls-cipher-suites": Flag(Kind.TEXT, "OpenSSL's defaults apply"),
-    "zap-stacktrace-level": Flag(Kind.TEXT, "exceptions are always logged with their trace"),
-    "zap-time-encoding": Flag(Kind.TEXT, "times are ISO 8601", fits=("iso8601", "rfc3339")),
-    "total-queued-requests-metric": Flag(Kind.TEXT, _PROFILE),
-    "total-running-requests-metric": Flag(Kind.TEXT, _PROFILE),
-    "kv-cache-usage-percentage-metric": Flag(Kind.TEXT, _PROFILE),
-    "lora-info-metric": Flag(Kind.TEXT, _PROFILE),
-    "cache-info-metric": Flag(Kind.TEXT, _PROFILE),
-    "model-server-metrics-scheme": Flag(Kind.TEXT, _PODS, fits=("http",)),
-    "model-server-metrics-https-insecure-skip-verify": Flag(Kind.SWITCH, _PODS),
+    "metrics-endpoint-auth": Flag(FlagKind.SWITCH, _METRICS, fits=("false",)),
+    "metrics-client-ca-file": Flag(FlagKind.TEXT, _METRICS),
+    "metrics-cert-dir": Flag(FlagKind.TEXT, _METRICS),
+    "enable-pprof": Flag(FlagKind.SWITCH, "there is no pprof in Python", fits=("false",)),
+    "enable-grpc-stream-metrics": Flag(
+        FlagKind.SWITCH, "stream metrics are always on", fits=("true",)
+    ),
+    "refresh-prometheus-metrics-interval": Flag(FlagKind.DURATION, "metrics are always current"),
+    "allow-experimental-plugins": Flag(
+        FlagKind.SWITCH, "there are no such plugins", fits=("false",)
+    ),
+    "grpc-max-send-msg-size": Flag(FlagKind.SIZE, "messages sent have no limit"),
+    "tls-min-version": Flag(FlagKind.TEXT, "the minimum is TLS 1.2", fits=("VersionTLS12", "1.2")),
+    "tls-cipher-suites": Flag(FlagKind.TEXT, "OpenSSL's defaults apply"),
+    "zap-stacktrace-level": Flag(FlagKind.TEXT, "exceptions are always logged with their trace"),
+    "zap-time-encoding": Flag(FlagKind.TEXT, "times are ISO 8601", fits=("iso8601", "rfc3339")),
+    "total-queued-requests-metric": Flag(FlagKind.TEXT, _PROFILE),
+    "total-running-requests-metric": Flag(FlagKind.TEXT, _PROFILE),
+    "kv-cache-usage-percentage-metric": Flag(FlagKind.TEXT, _PROFILE),
+    "lora-info-metric": Flag(FlagKind.TEXT, _PROFILE),
+    "cache-info-metric": Flag(FlagKind.TEXT, _PROFILE),
+    "model-server-metrics-scheme": Flag(FlagKind.TEXT, _PODS, fits=("http",)),
+    "model-server-metrics-https-insecure-skip-verify": Flag(FlagKind.SWITCH, _PODS),
 }
 
 KINDS = {name: flag.kind for name, flag in (FLAGS | IGNORED).items()}

@@ -13,14 +13,14 @@ from extproc.commands.eppflags import (
     IGNORED,
     KINDS,
     FlagError,
-    Kind,
+    FlagKind,
     parse_flags,
     to_bool,
     to_bytes,
     to_int,
 )
 from extproc.config import Config
-from extproc.config.file import ConfigError, check_sections, read_config, read_sections
+from extproc.config.configfile import ConfigError, check_sections, read_config, read_sections
 from extproc.config.request import MESSAGE_OVERHEAD_BYTES, RequestConfig
 from extproc.request.controlheaders import TRUSTABLE
 
@@ -69,7 +69,7 @@ def plan(
     *,
     environment: Mapping[str, str],
     make_certificate: Callable[[], tuple[Path, Path]],
-) -> Plan:
+) -> EppPlan:
     """Parse a command line and the configuration file that it names.
 
     Args:
@@ -84,19 +84,19 @@ def plan(
     """
     given = parse_flags(arguments, KINDS, unrepeated=_SOURCES)
     for name, value in given.items():
-        if KINDS[name] is Kind.SWITCH:
+        if KINDS[name] is FlagKind.SWITCH:
             to_bool(name, value)
     if "config-file" in given and "config-text" in given:
         raise FlagError("--config-file and --config-text: one of them")
     path = Path(given["config-file"]) if given.get("config-file") else None
     text = given.get("config-text", "") if path is None else read_config(path)
-    made = Plan(given, environment, make_certificate, path, text)
+    made = EppPlan(given, environment, make_certificate, path, text)
     made.config = made.parse(text, source=str(path or "flags"))
     return made
 
 
 @dataclass(slots=True)
-class Plan:
+class EppPlan:
     """The configuration of a command line.
 
     Attributes:

@@ -14,7 +14,7 @@ from extproc.commands.failure import failure, listen_failure
 if TYPE_CHECKING:
     from extproc.lab.engine.profiles import EngineProfile
     from extproc.lab.fakepod.config import PodConfig
-    from extproc.lab.fakepod.pod import RunningPod
+    from extproc.lab.fakepod.podserver import RunningPod
 
 
 def fake_pod(
@@ -78,9 +78,9 @@ def fake_pod(
     The options that vLLM has, too, mean the same. Stop it with Ctrl-C.
     """
     from extproc.bounds import fits_header
-    from extproc.lab.fakepod.apierrors import ApiError
+    from extproc.lab.fakepod.apierrors import ErrorResponse
     from extproc.lab.fakepod.config import PodConfig
-    from extproc.lab.fakepod.pod import run_pods
+    from extproc.lab.fakepod.podserver import run_pods
     from extproc.openai import is_model_name
 
     for fits, why in (
@@ -132,7 +132,7 @@ def fake_pod(
         run_pods(configs, host, port, announce=_announce)
     except OSError as error:
         raise listen_failure(error, host, port) from error
-    except (ValueError, ApiError) as error:
+    except (ValueError, ErrorResponse) as error:
         raise failure(error) from error
 
 

@@ -32,7 +32,7 @@ _MAX_QUOTED_CHARS = 160
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class CheckReply:
     """The response to a request of the check.
 
     Attributes:
@@ -91,7 +91,7 @@ class Gateway:
         headers: Mapping[str, str] | None = None,
         leaves: bool = False,
         **options: Any,
-    ) -> Reply:
+    ) -> CheckReply:
         """Send a chat request, streamed where it asks for several tokens.
 
         Args:
@@ -111,7 +111,7 @@ class Gateway:
                 if leaves:
                     response.close()
                     break
-        return Reply(len(body), response.status, pieces)
+        return CheckReply(len(body), response.status, pieces)
 
     def _body(self, num_bytes: int, model: str, max_tokens: int) -> bytes:
         asked: dict[str, Any] = {
@@ -143,7 +143,7 @@ class Gateway:
             self.model = names[0]
         return self.model
 
-    async def picks(self, reply: Reply, *, ended: bool = False) -> list[dict[str, Any]]:
+    async def picks(self, reply: CheckReply, *, ended: bool = False) -> list[dict[str, Any]]:
         """Return what the routers decided about a request; empty if none knows it.
 
         Args:
@@ -192,6 +192,6 @@ class Gateway:
             return await response.text()
 
 
-def _is_about(decision: Mapping[str, Any], reply: Reply) -> bool:
+def _is_about(decision: Mapping[str, Any], reply: CheckReply) -> bool:
     pick = decision.get("pick")
     return pick is not None and abs(pick["body_bytes"] - reply.sent_bytes) <= _SLACK_BYTES

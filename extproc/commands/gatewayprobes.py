@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 
 from extproc.commands.checks import Evidence
-from extproc.commands.gatewayclient import END_S, Gateway, Reply
+from extproc.commands.gatewayclient import END_S, CheckReply, Gateway
 
 NUM_REQUESTS = 5
 """That are sent to see whether each is decided once."""
@@ -44,7 +44,7 @@ async def _answers(gateway: Gateway) -> Evidence:
 
 
 async def _is_asked_once(gateway: Gateway) -> Evidence:
-    before, replies = await gateway.num_repeated(), list[Reply]()
+    before, replies = await gateway.num_repeated(), list[CheckReply]()
     for _ in range(NUM_REQUESTS):
         replies.append(await gateway.ask())
     nums = [len(await gateway.picks(each)) for each in replies]

@@ -23,8 +23,8 @@ from extproc.lab.calibration.calibrate import calibrate
 from extproc.lab.engine.profiles import PROFILES, as_yaml
 from extproc.lab.loadtest.results import FORMAT as LOADTEST_FORMAT
 from extproc.lab.loadtest.results import LoadResult, load
-from extproc.lab.trials.plan import read_values
 from extproc.lab.trials.report import render
+from extproc.lab.trials.runplan import read_values
 from extproc.lab.trials.suites import PlanError
 from extproc.lab.trials.summary import FIXED, speed
 from extproc.lab.trials.table import places, ratios, tables

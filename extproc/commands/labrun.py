@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from extproc.commands.hints import own_command
 from extproc.lab.engine.profiles import PROFILES
 from extproc.lab.opponents import opponent
-from extproc.lab.trials.plan import changed, places_of, plan, plan_fixed, with_only
+from extproc.lab.trials.runplan import changed, places_of, plan, plan_fixed, with_only
 from extproc.lab.trials.suites import read_suite
 from extproc.lab.trials.summary import FORMAT, is_bound, summarize
 from extproc.lab.trials.trials import Trial, TrialResult, run_trial

@@ -36,7 +36,7 @@ from extproc.lab.loadtest.runs import twins_of
 from extproc.lab.loadtest.screen import print_comparison, remarks, watching
 from extproc.lab.loadtest.targets import TargetSpec, parse_targets, suite_targets
 from extproc.lab.loadtest.workloads import NAMED
-from extproc.lab.trials.plan import read_values, with_alone
+from extproc.lab.trials.runplan import read_values, with_alone
 from extproc.lab.trials.specs import SloSpec
 from extproc.lab.trials.suites import PlanError, read_suite, scenarios_of
 from extproc.stack.processes import SignalledError, until_signalled

@@ -10,8 +10,8 @@ import msgspec
 from yarl import URL
 
 from extproc.commands.checks import Check, tried
-from extproc.commands.podprobes import OPTIONAL, REQUIRED, Pod, Response
-from extproc.reports.engines import EngineProfile
+from extproc.commands.podprobes import OPTIONAL, REQUIRED, ProbedPod, Response
+from extproc.reports.engines import EngineMetrics
 from extproc.reports.podclient import PodClient
 from extproc.reports.podhttp import FAILURES, describe
 
@@ -21,7 +21,7 @@ _MAX_BODY_BYTES = 64 * 1024 * 1024  # of a response: a page of metrics may have 
 async def check_pod(
     url: str,
     *,
-    profile: EngineProfile,
+    profile: EngineMetrics,
     adapter: str | None = None,
     headers: Mapping[str, str] | None = None,
     ssl: SSLContext | None = None,
@@ -45,7 +45,7 @@ async def check_pod(
         asked = URL(url.rstrip("/") + path)
         return Response(*await client.ask(method, asked, body, max_bytes=_MAX_BODY_BYTES))
 
-    pod = Pod(ask, profile, adapter)
+    pod = ProbedPod(ask, profile, adapter)
     attempt = partial(
         tried,
         timeout_s=timeout_s,
@@ -59,7 +59,7 @@ async def check_pod(
     ]
 
 
-def blind_spots(profile: EngineProfile) -> list[str]:
+def blind_spots(profile: EngineMetrics) -> list[str]:
     """Return a line for each setting of `pods` that no request to a server can show."""
     return [
         f"set   pods.max_cpu_loras to the server's {profile.cpu_cache_flag}: no response shows it, "

@@ -20,9 +20,9 @@ from extproc.adapters import effect
 from extproc.commands.checks import Evidence, UntriedError
 from extproc.openai import Spelling
 from extproc.pods.podstate import mixes_weights
-from extproc.reports.engines import EngineProfile
+from extproc.reports.engines import EngineMetrics
 from extproc.reports.exposition import parse_report
-from extproc.reports.models import decode_models
+from extproc.reports.listings import decode_models
 from extproc.reports.podhttp import ResponseError
 from extproc.types import LoadReport, ModelCard
 
@@ -75,15 +75,15 @@ class Response:
 
 
 Ask = Callable[[str, str, object], Awaitable[Response]]
-Probe = Callable[["Pod"], Awaitable[Evidence]]
+Probe = Callable[["ProbedPod"], Awaitable[Evidence]]
 
 
 @dataclass(eq=False)
-class Pod:
+class ProbedPod:
     """The server under test, and its responses so far."""
 
     ask: Ask
-    profile: EngineProfile
+    profile: EngineMetrics
     wanted_adapter: str | None
     _models: Sequence[ModelCard] | None = None
 
@@ -151,17 +151,17 @@ def _checked(answer: Response) -> Response:
     return answer
 
 
-async def _answers_health(pod: Pod) -> Evidence:
+async def _answers_health(pod: ProbedPod) -> Evidence:
     answer = await pod.ask("GET", "/health", None)
     return answer.status == HTTPStatus.OK, f"HTTP {answer.status}"
 
 
-async def _lists_base(pod: Pod) -> Evidence:
+async def _lists_base(pod: ProbedPod) -> Evidence:
     names = [model.id for model in await pod.models() if not model.parent]
     return bool(names), _join(names) or "no entry without a parent"
 
 
-async def _lists_adapters(pod: Pod) -> Evidence:
+async def _lists_adapters(pod: ProbedPod) -> Evidence:
     models = await pod.models()
     bases = {model.id for model in models if not model.parent}
     adapters = {model.id: model.parent for model in models if model.parent}
@@ -172,7 +172,7 @@ async def _lists_adapters(pod: Pod) -> Evidence:
     return not strays, f"parent not listed: {_join(strays)}" if strays else _join(adapters)
 
 
-async def _refuses_unknown(pod: Pod) -> Evidence:
+async def _refuses_unknown(pod: ProbedPod) -> Evidence:
     answer = await pod.chat(_UNKNOWN_MODEL)
     if answer.status != HTTPStatus.NOT_FOUND:
         return False, str(answer)
@@ -180,7 +180,7 @@ async def _refuses_unknown(pod: Pod) -> Evidence:
     return True, f"HTTP 404, {error.type}"
 
 
-async def _streams(pod: Pod) -> Evidence:
+async def _streams(pod: ProbedPod) -> Evidence:
     """Request an adapter, or the base model of a server without any."""
     models = await pod.models()
     adapters = [model.id for model in models if model.parent]
@@ -198,7 +198,7 @@ async def _streams(pod: Pod) -> Evidence:
     return True, f"{len(events)} events from {model}"
 
 
-async def _answers_as_adapter(pod: Pod) -> Evidence:
+async def _answers_as_adapter(pod: ProbedPod) -> Evidence:
     adapter = await pod.adapter()
     answer = _checked(await pod.chat(adapter))
     events = _EVENT.findall(answer.body)
@@ -209,7 +209,7 @@ async def _answers_as_adapter(pod: Pod) -> Evidence:
     ), f"asked for {adapter}, answered by {model}"
 
 
-async def _has_effect(pod: Pod) -> Evidence:
+async def _has_effect(pod: ProbedPod) -> Evidence:
     """Compare an adapter that is named with its base model."""
     name = pod.wanted_adapter
     if name is None:
@@ -229,16 +229,16 @@ async def _has_effect(pod: Pod) -> Evidence:
     return False, f"no_effect: {name} answers as {base} does"
 
 
-async def _has_metrics(pod: Pod) -> Evidence:
+async def _has_metrics(pod: ProbedPod) -> Evidence:
     page = await pod.page()
     unreadable = parse_report(page, pod.profile).unreadable
     return not unreadable, unreadable or f"{len(page)} bytes"
 
 
-def _has(select: Callable[[EngineProfile], tuple[str, ...]]) -> Probe:
+def _has(select: Callable[[EngineMetrics], tuple[str, ...]]) -> Probe:
     """Return the probe for one metric, for which the profile may have several names."""
 
-    async def probe(pod: Pod) -> Evidence:
+    async def probe(pod: ProbedPod) -> Evidence:
         names = select(pod.profile)
         if not names:
             return None, f"the profile {pod.profile.name} has no such metric"
@@ -249,7 +249,7 @@ def _has(select: Callable[[EngineProfile], tuple[str, ...]]) -> Probe:
     return probe
 
 
-async def _is_awake(pod: Pod) -> Evidence:
+async def _is_awake(pod: ProbedPod) -> Evidence:
     state = pod.profile.awake
     says, what = await _has(lambda _profile: (state.family,) if state else ())(pod)
     if says and (await pod.report()).is_asleep:
@@ -257,7 +257,7 @@ async def _is_awake(pod: Pod) -> Evidence:
     return says, what
 
 
-async def _says_active_adapters(pod: Pod) -> Evidence:
+async def _says_active_adapters(pod: ProbedPod) -> Evidence:
     if pod.profile.lora_info is None:
         return None, f"the profile {pod.profile.name} has no such metric"
     adapter = await pod.adapter()
@@ -270,7 +270,7 @@ async def _says_active_adapters(pod: Pod) -> Evidence:
     return False, f"{adapter} not seen after a request, slots: {report.max_loras}"
 
 
-async def _filters(pod: Pod) -> Evidence:
+async def _filters(pod: ProbedPod) -> Evidence:
     name, *others = pod.profile.running + pod.profile.waiting
     answer = await pod.ask("GET", f"/metrics/?name[]={name}", None)
     if answer.status != HTTPStatus.OK or not _has_family(answer.body, name):
@@ -280,7 +280,7 @@ async def _filters(pod: Pod) -> Evidence:
     return True, f"{len(answer.body)} bytes for one family"
 
 
-async def _loads_at_runtime(pod: Pod) -> Evidence:
+async def _loads_at_runtime(pod: ProbedPod) -> Evidence:
     """Load an empty name: refused with 400 if loading is enabled, without any effect."""
     load = await pod.ask("POST", "/v1/load_lora_adapter", {"lora_name": "", "lora_path": ""})
     unload = await pod.ask("POST", "/v1/unload_lora_adapter", {"lora_name": ""})
@@ -288,7 +288,7 @@ async def _loads_at_runtime(pod: Pod) -> Evidence:
     return load.status == unload.status == HTTPStatus.BAD_REQUEST, statuses
 
 
-async def _loads_safely(pod: Pod) -> Evidence:
+async def _loads_safely(pod: ProbedPod) -> Evidence:
     since = pod.profile.safe_loads_since
     if since is None:
         return None, f"nothing is known of the versions of {pod.profile.name}"

@@ -20,7 +20,7 @@ ConfigOption = Annotated[
 
 def serve(config: ConfigOption) -> None:
     """Route Envoy's requests until SIGTERM."""
-    from extproc.config.file import ConfigError, parse_config, read_config
+    from extproc.config.configfile import ConfigError, parse_config, read_config
     from extproc.service import startup
 
     try:
@@ -36,7 +36,7 @@ def check_config(config: ConfigOption) -> None:
     An address in use is an error for `serve` but only a warning here: it may be used by a running
     router with this configuration.
     """
-    from extproc.config.file import ConfigError, load_config
+    from extproc.config.configfile import ConfigError, load_config
     from extproc.service.startup import check_start
 
     try:

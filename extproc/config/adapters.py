@@ -14,7 +14,7 @@ from extproc.adapters.declared import (
     Declaration,
     LoadMode,
 )
-from extproc.config.base import Choice, Section
+from extproc.config.base import OneOf, Section
 
 # --- An adapter that is declared in the configuration: with a route, or in `adapters.declared`.
 
@@ -173,7 +173,7 @@ class RedisStoreConfig(Section):
         return self
 
 
-class StoreConfig(Choice):
+class StoreConfig(OneOf):
     """Where declarations of adapters are stored: exactly one of these."""
 
     ONE_OF = ("directory", "sqlite", "redis")

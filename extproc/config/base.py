@@ -51,7 +51,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
-class Choice(Section):
+class OneOf(Section):
     """A section in which exactly one of the fields `ONE_OF` is given: the rest are None."""
 
     ONE_OF: ClassVar[tuple[str, ...]]

@@ -12,13 +12,13 @@ from yarl import URL
 from extproc import __version__
 from extproc.adapters.adaptercalls import CallSettings
 from extproc.adapters.adapterfiles import Root
+from extproc.adapters.adapterstates import AdapterSettings
 from extproc.adapters.adapterstore import RegistrationSettings
-from extproc.adapters.states import AdapterSettings
 from extproc.adapters.tokens import read_tokens
 from extproc.config import Config
 from extproc.config.base import Section
+from extproc.config.configfile import usable
 from extproc.config.discovery import KubernetesConfig
-from extproc.config.file import usable
 from extproc.config.pods import PodSettings
 from extproc.config.request import MESSAGE_OVERHEAD_BYTES
 from extproc.config.routes import ObjectiveConfig
@@ -29,13 +29,13 @@ from extproc.learned.ejections import OutlierSettings
 from extproc.learned.slowness import SlownessSettings
 from extproc.paths import RouteTable
 from extproc.peers.relay import RelaySettings
-from extproc.pods.accounting import AccountingSettings, Source
+from extproc.pods.accounting import AccountingSettings, EndSource
 from extproc.pods.serverflags import PoolSettings, ServerFlags
 from extproc.queue import QueueSettings
 from extproc.reports.engines import PROFILES
-from extproc.reports.longpages import Room
+from extproc.reports.longpages import LongPages
 from extproc.reports.loops import LoopSettings
-from extproc.reports.pace import Pace
+from extproc.reports.pace import ScrapePace
 from extproc.reports.podhttp import base_url
 from extproc.reports.podsecrets import PodAccess, PodSecrets
 from extproc.request.controlheaders import REMOVED_HEADERS, names_of
@@ -221,7 +221,7 @@ def relay_settings(config: Config) -> RelaySettings:
 def accounting_settings(config: Config) -> AccountingSettings:
     """Return the settings of accounting."""
     completions = config.completions
-    return _settings(AccountingSettings, completions, source=Source(completions.source))
+    return _settings(AccountingSettings, completions, source=EndSource(completions.source))
 
 
 def slowness_settings(config: Config) -> SlownessSettings:
@@ -312,17 +312,17 @@ def pod_loops(config: Config) -> tuple[LoopSettings, LoopSettings]:
     Raises:
         ConfigError: As `pod_access`.
     """
-    scrape, access, room = config.scrape, pod_access(config), Room()
+    scrape, access, room = config.scrape, pod_access(config), LongPages()
     return (
         LoopSettings(scrape.interval_s, scrape.timeout_s, MAX_SCRAPE_REST_S, *access, room),
         LoopSettings(scrape.models_interval_s, scrape.timeout_s, MAX_MODELS_REST_S, *access, room),
     )
 
 
-def pace(config: Config) -> Pace:
+def pace(config: Config) -> ScrapePace:
     """Return what says how often pods are asked for their metrics."""
     scrape = config.scrape
-    return Pace(
+    return ScrapePace(
         scrape.interval_s,
         scrape.expiry_s,
         budget=scrape.budget,

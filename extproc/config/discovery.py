@@ -10,7 +10,7 @@ from pydantic import Field, ValidatorFunctionWrapHandler, field_validator, model
 
 from extproc.address import MAX_PORT, check_endpoint_address
 from extproc.bounds import MAX_ENDPOINTS
-from extproc.config.base import Choice, IpPort, Section
+from extproc.config.base import IpPort, OneOf, Section
 
 _KUBERNETES_NAME = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
 _KubernetesName = Annotated[str, Field(pattern=_KUBERNETES_NAME)]
@@ -33,7 +33,7 @@ class StaticEndpoint(Section):
         return check_endpoint_address(value)
 
 
-class KubernetesConfig(Choice):
+class KubernetesConfig(OneOf):
     """Pods by the Kubernetes API: exactly one of `pod_selector`, `service`, `inference_pool`."""
 
     ONE_OF = ("pod_selector", "service", "inference_pool")
@@ -190,7 +190,7 @@ class DnsConfig(Section):
         return self
 
 
-class DiscoveryConfig(Choice):
+class DiscoveryConfig(OneOf):
     """Where the list of pods comes from: exactly one of the sources."""
 
     ONE_OF = ("static", "file", "kubernetes", "dns")

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 
 from extproc.config import Config
 from extproc.config.base import Section
-from extproc.config.file import ConfigParser
+from extproc.config.configfile import ConfigParser
 from extproc.config.warnings import short_expiry
 from extproc.files.filewatch import FileWatch
 from extproc.meters import Meters

@@ -7,10 +7,10 @@ from pathlib import Path
 from pydantic import Field
 
 from extproc.address import MAX_PORT
-from extproc.config.base import Choice, HostPort, IpPort
+from extproc.config.base import HostPort, IpPort, OneOf
 
 
-class PeersConfig(Choice):
+class PeersConfig(OneOf):
     """The other replicas of this router, from exactly one source, which may list this one too."""
 
     ONE_OF = ("service", "dns", "static")

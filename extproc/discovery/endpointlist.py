@@ -13,7 +13,7 @@ from extproc.types import Endpoint
 log = logging.getLogger(__name__)
 
 
-class Source(Protocol):
+class EndpointSource(Protocol):
     """A source of endpoints.
 
     It is made with the fields of its section, and with callbacks. `on_endpoints` gets the whole

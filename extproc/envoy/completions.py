@@ -37,7 +37,7 @@ from extproc.bounds import (
 )
 from extproc.learned.evidence import FULL_STATUSES, Evidence, by_status
 from extproc.meters import Meters
-from extproc.passes import TimerHandle, Turns, make_all
+from extproc.passes import PassTurns, TimerHandle, make_all
 from extproc.pods.accounting import Completion
 from extproc.protocol import PICK_ID_KEY, PICK_NAMESPACE
 from extproc.types import Outcome
@@ -126,7 +126,7 @@ class CompletionService:
     on_recorded: Callable[[], None] = lambda: None
     on_streams: Callable[[int], None] = lambda _: None
     on_lost: Callable[[Hashable], None] = lambda _: None
-    turns: Turns | None = None
+    turns: PassTurns | None = None
     num_streams: int = 0
 
     def add_metrics(self, meters: Meters) -> None:

@@ -13,7 +13,7 @@ from extproc.learned.evidence import FAILURES, Evidence, StreamEnd
 from extproc.learned.outliers import Outliers
 from extproc.phrases import listed
 from extproc.pods.accesslogs import STILL_S
-from extproc.pods.accounting import Accounting, Completion, Ended
+from extproc.pods.accounting import Accounting, Completion, PickEnded
 from extproc.types import Outcome, Pick
 
 log = logging.getLogger(__name__)
@@ -33,13 +33,13 @@ class _Unsure(NamedTuple):
     ended_s: float
 
 
-class Recording(Protocol):
+class EndRecorder(Protocol):
     """Records the ends."""
 
     def ended(self, pick: Pick, outcome: Outcome) -> None:
         """Its own stream reported it, or nobody did."""
 
-    def completed(self, ended: Ended, *, now: float) -> None:
+    def completed(self, ended: PickEnded, *, now: float) -> None:
         """The access log reported it."""
 
     def unmatched(self) -> None:
@@ -73,7 +73,7 @@ class Endings:
 
     accounting: Accounting
     outliers: Outliers
-    recorder: Recording
+    recorder: EndRecorder
     pods: Doubts
     clock: Callable[[], float]
     _unsure: deque[_Unsure] = field(default_factory=deque)

@@ -15,9 +15,9 @@ from math import exp
 from typing import NamedTuple
 
 from extproc.learned.chances import Count, Strata, less, row_log_chance
-from extproc.learned.failurerows import Own, Part, Row, one_more
+from extproc.learned.failurerows import KindRow, Own, Row, one_more
 from extproc.learned.recentends import RecentEnds
-from extproc.learned.tallies import MAX_KINDS, WINDOW_S, Like, Sources, Tally
+from extproc.learned.tallies import MAX_KINDS, WINDOW_S, Like, ServedRequests, Tally
 
 MAX_OF_KIND, MIN_KNOWN = 2, 10
 """Failures in a row of one kind that count where all kinds are compared together, unless other
@@ -66,7 +66,7 @@ class Comparison:
 
     def __init__(self) -> None:
         self._all = Tally(MAX_KINDS)
-        self._sources = Sources()
+        self._sources = ServedRequests()
         self.recent = RecentEnds(2 * ERROR_BYTES)
         self._half = 0  # of the window, as of the last turn
 
@@ -198,7 +198,7 @@ class Comparison:
         shown = self._judge_kinds(own, row.by_kind), self._judge_all(own, row)
         return all(each.chance >= chance for each in shown)
 
-    def _judge_kinds(self, own: Own, by_kind: Mapping[Hashable, Part]) -> Judgement:
+    def _judge_kinds(self, own: Own, by_kind: Mapping[Hashable, KindRow]) -> Judgement:
         """Judge kind by kind."""
         total, log_chance, num_expected = 0, 0.0, 0.0
         is_rarest = self._is_rarest(own)

@@ -1,5 +1,5 @@
 """How many requests one endpoint should have at a time, by what its engine says: in its reports
-(`Room`), and by refusing some (`Fullness`).
+(`EndpointRoom`), and by refusing some (`Fullness`).
 
 An engine admits as many requests as its limits allow (sequences, tokens of a step, KV blocks). The
 rest wait in it, first come first served. If some wait, the engine runs as many as it can, whichever
@@ -63,7 +63,7 @@ NUM_STEPS = 2
 _NEVER_S = float("-inf")
 
 
-class Room:
+class EndpointRoom:
     """The room of one endpoint, by its reports.
 
     Attributes:

@@ -13,7 +13,7 @@ MAX_FAILED = 256
 """Sources kept of an endpoint's failures, for half of the window."""
 
 
-class Part(NamedTuple):
+class KindRow(NamedTuple):
     """The failures of one kind in a row.
 
     Attributes:
@@ -40,8 +40,8 @@ class Row:
 
     def __init__(self) -> None:
         self.since_s, self.until_s, self.is_pure = inf, -inf, True
-        self.by_kind: dict[Hashable, Part] = {}
-        self.mixed: Part | None = None
+        self.by_kind: dict[Hashable, KindRow] = {}
+        self.mixed: KindRow | None = None
 
     def sent(self, at_s: float, outlived_s: float) -> None:
         """Note when a failed request was sent, and when the newest one before that is in flight."""
@@ -61,11 +61,11 @@ class Row:
         self.by_kind[kind] = one_more(self.by_kind.get(kind), since, is_rare=is_rare)
 
 
-def one_more(before: Part | None, since: Count, *, is_rare: bool) -> Part:
+def one_more(before: KindRow | None, since: Count, *, is_rare: bool) -> KindRow:
     """Return a part with one failure more; `since` is that of a first one."""
     if before is None:
-        return Part(1, since, is_rare)
-    return Part(before.num + 1, before.since, before.is_rare and is_rare)
+        return KindRow(1, since, is_rare)
+    return KindRow(before.num + 1, before.since, before.is_rare and is_rare)
 
 
 class Own:

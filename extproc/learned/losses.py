@@ -32,14 +32,14 @@ MAX_TITLES = 10
 _MAX_CAUSE_CHARS = 200
 
 
-class Part(StrEnum):
+class PodPart(StrEnum):
     """The parts that a pod is asked for."""
 
     REPORTS = "reports"
     MODELS = "list of models"
 
 
-class Line(Struct, frozen=True):
+class LogLine(Struct, frozen=True):
     """One line of the log. The log limits lines with the same template together."""
 
     template: str
@@ -99,35 +99,35 @@ class Losses:
     """
 
     def __init__(self) -> None:
-        self._pods: dict[str, dict[Part, _State]] = {}
-        self._lost: dict[Part, list[tuple[str, str]]] = {part: [] for part in Part}
+        self._pods: dict[str, dict[PodPart, _State]] = {}
+        self._lost: dict[PodPart, list[tuple[str, str]]] = {part: [] for part in PodPart}
         self.num_due = 0
 
     @property
     def num_lost(self) -> int:
         """Those of them whose reports are lost."""
-        return len(self._lost[Part.REPORTS])
+        return len(self._lost[PodPart.REPORTS])
 
-    def answered(self, address: str, part: Part, *, now: float) -> None:
+    def answered(self, address: str, part: PodPart, *, now: float) -> None:
         """Record that a pod sent a report or listed its models."""
         if pod := self._pods.get(address):
             pod[part].answers(now)
 
-    def failed(self, address: str, part: Part, cause: str, *, now: float) -> None:
+    def failed(self, address: str, part: PodPart, cause: str, *, now: float) -> None:
         """Record that a request for a part failed; the cause is for people."""
         if pod := self._pods.get(address):
             pod[part].fails(shortened(cause, _MAX_CAUSE_CHARS), now)
 
-    def look(self, snapshot: Snapshot) -> list[Line]:
+    def look(self, snapshot: Snapshot) -> list[LogLine]:
         """Return what has changed since the last look: a line a kind, however many pods."""
         now = snapshot.now
         self._pods = {
             view.address: self._pods.get(view.address)
-            or {part: _State(view.reported_at_s or now) for part in Part}
+            or {part: _State(view.reported_at_s or now) for part in PodPart}
             for view in snapshot.endpoints
         }
-        self.num_due, self._lost = 0, {part: [] for part in Part}
-        changes: defaultdict[tuple[Part, bool], list[_Change]] = defaultdict(list)
+        self.num_due, self._lost = 0, {part: [] for part in PodPart}
+        changes: defaultdict[tuple[PodPart, bool], list[_Change]] = defaultdict(list)
         for view in snapshot.endpoints:
             for part, is_loss, change in self._judge(view, self._pods[view.address], now):
                 changes[part, is_loss].append(change)
@@ -143,8 +143,8 @@ class Losses:
         ]
 
     def _judge(
-        self, view: EndpointView, pod: dict[Part, _State], now: float
-    ) -> Iterable[tuple[Part, bool, _Change]]:
+        self, view: EndpointView, pod: dict[PodPart, _State], now: float
+    ) -> Iterable[tuple[PodPart, bool, _Change]]:
         reports, models = pod.values()
         if not view.is_ready:
             reports.excuse(now)
@@ -157,16 +157,16 @@ class Losses:
                 yield part, turned[0], (pod_title(view), turned[1], state.cause)
         self.num_due += view.is_ready or reports.lost_s is not None
         if reports.is_lost:
-            self._lost[Part.REPORTS].append((pod_name(view), reports.cause))
+            self._lost[PodPart.REPORTS].append((pod_name(view), reports.cause))
         elif models.is_lost and view.is_ready:
-            self._lost[Part.MODELS].append((pod_name(view), models.cause))
+            self._lost[PodPart.MODELS].append((pod_name(view), models.cause))
 
-    def _line(self, part: Part, is_loss: bool, changes: Sequence[_Change]) -> Line:
+    def _line(self, part: PodPart, is_loss: bool, changes: Sequence[_Change]) -> LogLine:
         titles, after_s, causes = zip(*changes, strict=True)
         who, why = listed(titles, MAX_TITLES), [_alike(causes)] if is_loss else []
         what = f"no {part} for %.0f s: %s" if is_loss else f"{part} again after %.0f s"
         counts = (len(self._lost[part]), self.num_due)
-        return Line(f"%s: {what}; lost: %d of %d", (who, max(after_s), *why, *counts), is_loss)
+        return LogLine(f"%s: {what}; lost: %d of %d", (who, max(after_s), *why, *counts), is_loss)
 
 
 def _alike(causes: Iterable[str]) -> str:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Struct
 
 from extproc.costs import Decode
-from extproc.learned.losses import Line
+from extproc.learned.losses import LogLine
 from extproc.phrases import duration, pod_title
 from extproc.types import EndpointView, Snapshot
 
@@ -106,7 +106,7 @@ class SlowPods:
                 found[address] = _compared(decode, place, decodes)
         return found
 
-    def look(self, snapshot: Snapshot) -> list[Line]:
+    def look(self, snapshot: Snapshot) -> list[LogLine]:
         """Return what has changed since the last look: a line for each pod."""
         now, before_s = snapshot.now, self._looked_at_s
         passed_s = 0.0 if before_s is None else min(now - before_s, MAX_LOOK_S)
@@ -132,7 +132,7 @@ class SlowPods:
         state.turned_s += passed_s
         return state.turned_s >= settings.for_s
 
-    def _turn(self, view: EndpointView, slowness: Slowness, now: float) -> Line:
+    def _turn(self, view: EndpointView, slowness: Slowness, now: float) -> LogLine:
         state = self._states[view.address]
         state.is_slow, state.turned_s = not state.is_slow, 0.0
         figures = (
@@ -146,9 +146,9 @@ class SlowPods:
         if state.is_slow:
             state.since_s = now
             template = f"pod %s is slower than its peers: {compared}, for %.0f s of work"
-            return Line(template, (*figures, self.settings.for_s), is_loss=True)
+            return LogLine(template, (*figures, self.settings.for_s), is_loss=True)
         template = f"pod %s is as fast as its peers again: {compared}; it was slow for %.0f s"
-        return Line(template, (*figures, now - state.since_s), is_loss=False)
+        return LogLine(template, (*figures, now - state.since_s), is_loss=False)
 
 
 def _compared(own: Decode, place: int, decodes: Sequence[Decode]) -> Slowness:

@@ -136,7 +136,7 @@ class Tally(_Window[Hashable, Growing]):
 _NOTHING = Count(0, 0)
 
 
-class Sources(_Window[int, str]):
+class ServedRequests(_Window[int, str]):
     """Which requests endpoints have served, within the window."""
 
     __slots__ = ()

@@ -47,7 +47,7 @@ class CappedLabel:
 
 
 @dataclass(slots=True)
-class Share:
+class AttainedShare:
     """Counted requests and how many of them attained the objective."""
 
     num_attained: int = 0
@@ -68,7 +68,7 @@ class Attainment:
         self.window_s = window_s
         self.counts: dict[tuple[str, str], int] = {}
         self._paths = CappedLabel(max_paths)
-        self._buckets: deque[tuple[float, dict[str, Share]]] = deque()  # by their beginning
+        self._buckets: deque[tuple[float, dict[str, AttainedShare]]] = deque()  # by their beginning
 
     def configure(self, ttft_s: float) -> None:
         """Judge by another time from now on."""
@@ -87,13 +87,13 @@ class Attainment:
         """Count a request that was rejected; return as `completed` does."""
         return self._count(path, False, now) if is_missed(rejection) else None
 
-    def recent(self, *, now: float) -> Mapping[str, Share]:
+    def recent(self, *, now: float) -> Mapping[str, AttainedShare]:
         """Return the counts of the last `window_s`, by path."""
         self._forget(now)
-        total: dict[str, Share] = {}
+        total: dict[str, AttainedShare] = {}
         for _, shares in self._buckets:
             for path, share in shares.items():
-                sums = total.setdefault(path, Share())
+                sums = total.setdefault(path, AttainedShare())
                 sums.num_attained += share.num_attained
                 sums.num_requests += share.num_requests
         return dict(sorted(total.items()))
@@ -106,7 +106,7 @@ class Attainment:
         shares = self._buckets[-1][1]
         share = shares.get(path)
         if share is None:
-            share = shares[path] = Share()
+            share = shares[path] = AttainedShare()
         share.num_attained += is_attained
         share.num_requests += 1
         label = path, "true" if is_attained else "false"

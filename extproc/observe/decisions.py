@@ -27,7 +27,7 @@ from typing import Any
 from extproc.observe.decisionmessages import describe, encode, encode_end, time_text
 from extproc.observe.watcher import Watcher, is_about
 from extproc.phrases import short
-from extproc.pods.accounting import DecisionRecord, End
+from extproc.pods.accounting import DecisionRecord, PickEnd
 from extproc.pods.columns import Candidates
 from extproc.types import Pick
 from extproc.wire.rpc import Call, Metadata, Method, Session
@@ -95,7 +95,7 @@ class DecisionsService:
         if self._watchers:
             self.send_soon()
 
-    def ended(self, pick: Pick, end: End) -> None:
+    def ended(self, pick: Pick, end: PickEnd) -> None:
         """Remember how a pick ended, and tell watchers soon."""
         record = self._in_flight.pop(pick.id, None)
         if record is None:  # decided too long ago: only a watcher may remember it

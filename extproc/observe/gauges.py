@@ -15,7 +15,7 @@ from extproc.observe.telemetry import Telemetry
 from extproc.pods.accounting import Accounting
 from extproc.pods.cpucaches import CacheWatch
 from extproc.queue import HoldQueue
-from extproc.reports.pace import Pace
+from extproc.reports.pace import ScrapePace
 from extproc.routing.modelroutes import ModelRoutes
 from extproc.routing.router import Router
 from extproc.types import Snapshot
@@ -39,7 +39,7 @@ def add_gauges(
     cache_watch: CacheWatch,
     losses: Losses,
     slow: SlowPods,
-    pace: Pace,
+    pace: ScrapePace,
     decisions: DecisionsService,
     observers: Observers,
     clock: Callable[[], float],

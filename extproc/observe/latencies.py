@@ -20,7 +20,7 @@ from prometheus_client.metrics_core import Metric
 
 from extproc.observe.attainment import CappedLabel
 from extproc.observe.counters import Histograms
-from extproc.pods.accounting import Ended
+from extproc.pods.accounting import PickEnded
 from extproc.types import Outcome
 
 MAX_UNCOUNTED = 2048
@@ -55,7 +55,7 @@ class Latencies:
             max_with_buckets=MAX_PODS_WITH_BUCKETS,
         )
 
-    def record(self, ended: Ended) -> None:
+    def record(self, ended: PickEnded) -> None:
         """Record the end of a pick."""
         pick, completion, ttft_s = ended.pick, ended.completion, ended.ttft_s
         request, duration_s = pick.request, None

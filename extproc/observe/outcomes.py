@@ -10,14 +10,14 @@ from typing import Any
 
 from extproc.bounds import MAX_ATTEMPTS, MAX_DURATION_S, MAX_STATUS, between, plain, whole
 from extproc.phrases import duration, short
-from extproc.pods.accounting import Completion, DecisionRecord, End, first_token_s
+from extproc.pods.accounting import Completion, DecisionRecord, PickEnd, first_token_s
 from extproc.types import Outcome, Pick
 
 MAX_TEXT_CHARS = 1024
 """Of each text."""
 
 
-def describe_outcome(pick: Pick, end: End, number: int) -> dict[str, Any]:
+def describe_outcome(pick: Pick, end: PickEnd, number: int) -> dict[str, Any]:
     """Return the fields of `extproc.v1.Outcome` by their names there; absent ones are None.
 
     `number` is that of this end since the start of the process.

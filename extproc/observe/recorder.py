@@ -15,7 +15,7 @@ from extproc.observe.decisions import DecisionsService
 from extproc.observe.observers import Observers
 from extproc.observe.telemetry import Telemetry
 from extproc.paths import normalize_path, path_label
-from extproc.pods.accounting import DecisionRecord, End, Ended
+from extproc.pods.accounting import DecisionRecord, PickEnd, PickEnded
 from extproc.queue import Ticket
 from extproc.tenancy import Claim
 from extproc.types import Outcome, Pick, Rejection
@@ -80,10 +80,10 @@ class Recorder:
     def ended(self, pick: Pick, outcome: Outcome) -> None:
         """Record the end of a pick that its own stream reported."""
         self.observers.call("telemetry", self.telemetry.completed, outcome)
-        end = End(outcome, self.wall_clock())
+        end = PickEnd(outcome, self.wall_clock())
         self.observers.call("decisions", self.decisions.ended, pick, end)
 
-    def completed(self, ended: Ended, *, now: float) -> None:
+    def completed(self, ended: PickEnded, *, now: float) -> None:
         """Record the end of a pick that the access log reported."""
         call, telemetry, completion = self.observers.call, self.telemetry, ended.completion
         pick, request = ended.pick, ended.pick.request
@@ -96,7 +96,7 @@ class Recorder:
                 call("telemetry", telemetry.route_judged, claim, is_attained)
         else:
             call("telemetry", telemetry.completed, completion.outcome, completion.lag_s)
-        end = End(completion.outcome, self.wall_clock(), completion)
+        end = PickEnd(completion.outcome, self.wall_clock(), completion)
         call("decisions", self.decisions.ended, pick, end)
 
     def unmatched(self) -> None:

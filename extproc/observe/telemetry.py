@@ -34,7 +34,7 @@ from extproc.observe.counters import Counter, Histogram, labelled
 from extproc.observe.endpointmetrics import endpoint_families
 from extproc.observe.explanation import chosen_terms
 from extproc.observe.latencies import Latencies
-from extproc.pods.accounting import Ended
+from extproc.pods.accounting import PickEnded
 from extproc.queue import Ticket
 from extproc.tenancy import Claim
 from extproc.types import Outcome, Pick, Reason, Rejection, Snapshot, Wait
@@ -168,7 +168,7 @@ class Telemetry:
         if lag_s is not None:
             self._lag_s.observe(lag_s)
 
-    def logged(self, ended: Ended) -> None:
+    def logged(self, ended: PickEnded) -> None:
         """Record the end of a pick that the access log reported, and how long it took."""
         self._completions.add((ended.completion.outcome,))
         self._lag_s.observe(ended.completion.lag_s)

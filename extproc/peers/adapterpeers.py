@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from extproc.adapters.adapterstates import Action, AdapterState, CallKind
 from extproc.adapters.declared import Declaration
-from extproc.adapters.states import Action, Kind, State
 from extproc.routing.catalog import Catalog
 
 BELIEVED_S = 5.0
@@ -36,7 +36,7 @@ MAX_LEAVING = 4096
 """Of these, and as many again as an update has."""
 
 
-class Trouble(NamedTuple):
+class LoadTrouble(NamedTuple):
     """Why an adapter cannot be loaded: its name, a slug, and a sentence for operators."""
 
     name: str
@@ -59,7 +59,7 @@ class AdapterUpdate(NamedTuple):
     loads: bool
     declared: int
     wanted: tuple[str, ...] = ()
-    failed: tuple[Trouble, ...] = ()
+    failed: tuple[LoadTrouble, ...] = ()
     changed: tuple[str, ...] = ()
     leaving: tuple[tuple[str, str], ...] = ()
 
@@ -136,7 +136,7 @@ class AdapterPeers:
         """Give the other routers time to send no more requests for adapters that are to be
         unloaded.
         """
-        if self._say is not None and action.kind is Kind.UNLOAD:
+        if self._say is not None and action.kind is CallKind.UNLOAD:
             await asyncio.sleep(HEARD_S)
 
     def ended(self, address: str) -> None:
@@ -193,11 +193,11 @@ class AdapterPeers:
             if now - said_s <= BELIEVED_S:
                 yield router_id, update
 
-    def _failed(self, now: float) -> tuple[Trouble, ...]:
+    def _failed(self, now: float) -> tuple[LoadTrouble, ...]:
         """Return the adapters that other routers want and cannot have."""
         planner, found = self._catalog.planner, []
         for name in self.wanted(now):
-            status = planner.status(name) if planner.state(name) is State.FAILED else None
+            status = planner.status(name) if planner.state(name) is AdapterState.FAILED else None
             if status is not None:
-                found.append(Trouble(name, status.reason or "", status.message))
+                found.append(LoadTrouble(name, status.reason or "", status.message))
         return tuple(found)

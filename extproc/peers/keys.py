@@ -33,7 +33,7 @@ MIN_KEY_CHARS = 32
 MAX_KEY_FILE_BYTES = 4096
 
 
-class End(NamedTuple):
+class LinkEnd(NamedTuple):
     """One end of a link, by its hello."""
 
     router_id: str
@@ -45,7 +45,7 @@ def new_nonce() -> bytes:
     return secrets.token_bytes(NONCE_BYTES)
 
 
-def prove(key: bytes, *, dials: End, listens: End, by_dialler: bool) -> bytes:
+def prove(key: bytes, *, dials: LinkEnd, listens: LinkEnd, by_dialler: bool) -> bytes:
     """Return the proof of one end."""
     parts = [b"dials" if by_dialler else b"listens", dials.nonce, listens.nonce]
     parts += [dials.router_id.encode(), listens.router_id.encode()]
@@ -53,7 +53,7 @@ def prove(key: bytes, *, dials: End, listens: End, by_dialler: bool) -> bytes:
 
 
 def proven_by(
-    mac: bytes, keys: Iterable[bytes], *, dials: End, listens: End, by_dialler: bool
+    mac: bytes, keys: Iterable[bytes], *, dials: LinkEnd, listens: LinkEnd, by_dialler: bool
 ) -> bytes | None:
     """Return by which of the keys a proof of one end is; None for none of them."""
     found = None

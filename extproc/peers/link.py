@@ -11,8 +11,8 @@ from google.protobuf.message import DecodeError
 
 from extproc.gen import peers_pb2
 from extproc.peers.adapterpeers import AdapterUpdate
-from extproc.peers.encoding import PickUpdate, decode, decode_adapters
-from extproc.peers.keys import NONCE_BYTES, End, Seal, new_nonce, prove, proven_by
+from extproc.peers.keys import NONCE_BYTES, LinkEnd, Seal, new_nonce, prove, proven_by
+from extproc.peers.peermessages import PickUpdate, decode, decode_adapters
 from extproc.peers.relay import Link, Relay
 from extproc.wire.rpc import Call, Code
 
@@ -113,8 +113,8 @@ class PeerLink:
         self._call = call
         self._on_hello = on_hello
         self._keys = service.keys()
-        self._own = End(service.router_id, b"" if self._keys is None else new_nonce())
-        self._other: End | None = None
+        self._own = LinkEnd(service.router_id, b"" if self._keys is None else new_nonce())
+        self._other: LinkEnd | None = None
         self._sends: Seal | None = None  # the codes of our messages, where there is a key
         self._hears: Seal | None = None  # those of the other side's
         self._is_over = False
@@ -197,7 +197,7 @@ class PeerLink:
         if self._other is not None or not 0 < len(router_id) <= MAX_ROUTER_ID_CHARS:
             self.end(Code.INVALID_ARGUMENT, "a second hello, or an id not of 1 to 64 chars")
             return
-        self._other = End(router_id, hello.nonce)
+        self._other = LinkEnd(router_id, hello.nonce)
         if router_id == self._service.router_id:
             self._on_hello(router_id)
             self.end()  # we dialled ourselves
@@ -212,7 +212,7 @@ class PeerLink:
         elif not self.is_inbound:
             self._prove(self._keys, self._other)
 
-    def _handle_proof(self, keys: Sequence[bytes], other: End, mac: bytes) -> None:
+    def _handle_proof(self, keys: Sequence[bytes], other: LinkEnd, mac: bytes) -> None:
         dials, listens = self._ends(other)
         by_dialler = self.is_inbound
         key = proven_by(mac, keys, dials=dials, listens=listens, by_dialler=by_dialler)
@@ -225,7 +225,7 @@ class PeerLink:
         self.is_believed = self.is_heard = True
         self._open(other.router_id)
 
-    def _prove(self, keys: Sequence[bytes], other: End) -> None:
+    def _prove(self, keys: Sequence[bytes], other: LinkEnd) -> None:
         dials, listens = self._ends(other)
         mac = prove(keys[0], dials=dials, listens=listens, by_dialler=not self.is_inbound)
         self._call.send(peers_pb2.PeerMessage(proof=peers_pb2.Proof(mac=mac)).SerializeToString())
@@ -234,7 +234,7 @@ class PeerLink:
     def _say(self, message: bytes) -> None:
         self._call.send(message if self._sends is None else self._sends.sealed(message))
 
-    def _ends(self, other: End) -> tuple[End, End]:
+    def _ends(self, other: LinkEnd) -> tuple[LinkEnd, LinkEnd]:
         return (other, self._own) if self.is_inbound else (self._own, other)
 
     def _refuse(self, why: str) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 
 from extproc.peers.adapterpeers import AdapterUpdate
-from extproc.peers.encoding import encode_adapters
 from extproc.peers.link import OnHello, PeerLink, Service
+from extproc.peers.peermessages import encode_adapters
 from extproc.wire.rpc import NO_SESSION, Call, Code, Metadata, Method, Session
 
 

@@ -9,8 +9,8 @@ from math import inf
 from extproc.meters import Meters
 from extproc.observe.observers import Observers
 from extproc.peers.adapterpeers import AdapterPeers, AdapterUpdate
-from extproc.peers.encoding import PickUpdate, encode
 from extproc.peers.links import Links
+from extproc.peers.peermessages import PickUpdate, encode
 from extproc.pods.picksums import PickSums, Sums
 from extproc.pods.pool import InFlight
 from extproc.queue import Waiting

@@ -52,10 +52,10 @@ class DecisionRecord(Struct, gc=False):
     seconds: float  # time to decide; 0 for an error that needed no choice
     request_id: str = ""  # this and the path for a rejection alone, as a pick has its own
     path: str = ""
-    end: End | None = None  # None while it has not ended, and for a rejection
+    end: PickEnd | None = None  # None while it has not ended, and for a rejection
     end_number: int = 0  # of ends since the start of the process, from 1
 
-    def finish(self, end: End, number: int) -> None:
+    def finish(self, end: PickEnd, number: int) -> None:
         """Record how the pick ended."""
         self.end, self.end_number = end, number
 
@@ -95,7 +95,7 @@ class Completion(Struct, frozen=True, gc=False):
     body_bytes: int = 0  # of the response's body, as far as it was sent
 
 
-class End(Struct, frozen=True, gc=False):
+class PickEnd(Struct, frozen=True, gc=False):
     """How a pick ended.
 
     Attributes:
@@ -108,7 +108,7 @@ class End(Struct, frozen=True, gc=False):
     completion: Completion | None = None
 
 
-class Ended(Struct, frozen=True, gc=False):
+class PickEnded(Struct, frozen=True, gc=False):
     """A pick that an entry of the access log has ended, for those who learn and observe.
 
     Attributes:
@@ -120,7 +120,7 @@ class Ended(Struct, frozen=True, gc=False):
     ttft_s: float | None
 
 
-class Source(StrEnum):
+class EndSource(StrEnum):
     """The source that reports the end of requests."""
 
     AUTO = "auto"  # the access log while there is one, else the endpoints' counts
@@ -130,8 +130,8 @@ class Source(StrEnum):
 
 
 _TEXT_PATHS = GENERATING_PATHS - {NO_PATH}  # whose answers have a generated text
-_WITH_TIMES = (Source.AUTO, Source.ACCESS_LOG)
-_FIXED = {Source.RESPONSE_PHASES: -inf, Source.SCRAPE: inf}  # `Trust.whole_from_s`
+_WITH_TIMES = (EndSource.AUTO, EndSource.ACCESS_LOG)
+_FIXED = {EndSource.RESPONSE_PHASES: -inf, EndSource.SCRAPE: inf}  # `Trust.whole_from_s`
 ACCESS_LOG, PAGES, RESPONSE = "access_log", "pages", "response"
 """What people read of the source that is in force."""
 
@@ -146,7 +146,7 @@ class AccountingSettings(Struct, frozen=True):
             served one that came so much later.
     """
 
-    source: Source = Source.AUTO
+    source: EndSource = EndSource.AUTO
     scrape_grace_s: float = 0.5
     lost_after_s: float = 300.0
     max_age_s: float = 3600.0  # age from which a pick is given up
@@ -189,7 +189,7 @@ class Accounting:
         self._relay = relay
         self._num_access_logs = 0
         self._silent: list[str] = []
-        self.logs = AccessLogs(needs_proof=self._settings.source is not Source.ACCESS_LOG)
+        self.logs = AccessLogs(needs_proof=self._settings.source is not EndSource.ACCESS_LOG)
         self._trust = self._make_trust()
         self.tpots = Tpots()
         self.servers = Servers()
@@ -216,7 +216,7 @@ class Accounting:
             counted[ACCESS_LOG], silent = self.logs.by_source(now=now)
             counted[PAGES] = len(silent)
         else:
-            counted[PAGES if self._settings.source is Source.SCRAPE else RESPONSE] = 1
+            counted[PAGES if self._settings.source is EndSource.SCRAPE else RESPONSE] = 1
         return counted
 
     def look(self, *, now: float) -> tuple[list[str], list[str]]:
@@ -247,7 +247,9 @@ class Accounting:
 
     # --- ends -------------------------------------------------------------------------------
 
-    def complete(self, completion: Completion, log: Hashable = "", *, now: float) -> Ended | None:
+    def complete(
+        self, completion: Completion, log: Hashable = "", *, now: float
+    ) -> PickEnded | None:
         """Record an entry of the access log that arrives at `now`; `log` is what brought it.
 
         Return the end of its pick; None if that had ended before, or is another router's.
@@ -286,7 +288,7 @@ class Accounting:
         num_tokens = self._output_tokens(completion, flight, streamed_s, ended_s)
         if num_tokens is not None:
             pool.queue.settle(request, num_tokens)
-        return Ended(flight.pick, completion, first_s)
+        return PickEnded(flight.pick, completion, first_s)
 
     def _learn(self, flight: InFlight, ttft_s: float) -> None:
         """Learn from the time that an endpoint took from a pick to its first token."""
@@ -394,7 +396,7 @@ class Accounting:
         if self._has_times:
             may_tell = self.logs.may_tell
             return all(may_tell(envoy, at_s, now=now) for envoy, at_s in oldest_s.items())
-        return source is not Source.SCRAPE or not oldest_s
+        return source is not EndSource.SCRAPE or not oldest_s
 
     def expire(self, *, now: float) -> list[InFlight]:
         """End the picks in flight for longer than `max_age_s`; return them."""

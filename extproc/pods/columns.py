@@ -38,18 +38,18 @@ _FEW = 4
 """Rows that a decision looks at because an adapter is loaded there."""
 
 
-class Adapters(Protocol):
+class AdapterNumbers(Protocol):
     """Those of an endpoint."""
 
     def arrange(self) -> Resident:
         """Return which are resident."""
 
 
-class Source(Protocol):
+class ColumnSource(Protocol):
     """The load of an endpoint, which keeps its row true."""
 
     @property
-    def adapters(self) -> Adapters:
+    def adapters(self) -> AdapterNumbers:
         """Those there."""
 
     def fields(self) -> Mapping[str, Any]:
@@ -85,7 +85,7 @@ class Columns:
         *("num_pending", "num_slots", "num_used", "outdated", "rows", "s_per_byte"),
     )
 
-    def __init__(self, addresses: Sequence[str], sources: Sequence[Source]) -> None:
+    def __init__(self, addresses: Sequence[str], sources: Sequence[ColumnSource]) -> None:
         self.addresses, self._sources = tuple(addresses), sources
         self.rows = {address: row for row, address in enumerate(self.addresses)}
         num = len(self.addresses)

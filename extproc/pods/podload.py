@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from extproc.learned.concurrency import Fullness, Room
+from extproc.learned.concurrency import EndpointRoom, Fullness
 from extproc.learned.expected import Expected
 from extproc.learned.prefixes import KvCache
 from extproc.learned.prompts import MAX_AGE_S, Prompts
@@ -51,7 +51,7 @@ class PodLoad:
         self.num_sequences = self.num_picks = 0
         self.prompts = Prompts(traits.costs)
         self.kv_cache = KvCache(address)
-        self.fullness, self.room = Fullness(), Room()
+        self.fullness, self.room = Fullness(), EndpointRoom()
         self.response_s: float | None = None
 
     def queue(
@@ -155,7 +155,7 @@ class PodLoad:
         self.forget_memory()
         self.prompts.forget()
         self.foreign.restart()
-        self.fullness, self.room = Fullness(), Room()
+        self.fullness, self.room = Fullness(), EndpointRoom()
 
     def fields(self) -> Mapping[str, Any]:
         """Return what a view has of the load beside what columns have."""
@@ -188,5 +188,5 @@ class PodLoad:
         return self.fullness.is_full(self.num_there)
 
     def places(self) -> tuple[float, int]:
-        """Return for how many sequences it has room, and how many are there: see `Room`."""
+        """Return for how many sequences it has room, and how many are there: see `EndpointRoom`."""
         return self.room.places(self.num_there, self.max_in_flight, is_known=self.row.is_known)

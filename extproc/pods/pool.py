@@ -34,7 +34,7 @@ from extproc.pods.peerpicks import PeerPicks
 from extproc.pods.podstate import PodState
 from extproc.pods.serverflags import PoolSettings, ServerFlags
 from extproc.pods.speeds import Speeds
-from extproc.pods.tenants import Places
+from extproc.pods.tenants import EndpointPlaces
 from extproc.pods.views import Views
 from extproc.tenancy import SlotUse
 from extproc.types import Endpoint, LoadReport, ModelCard, Snapshot
@@ -324,12 +324,12 @@ class Pool:
         there: see `Room`."""
         return self._pods[address].load.places()
 
-    def running_places(self, address: str) -> Places:
+    def running_places(self, address: str) -> EndpointPlaces:
         """Return those of such an endpoint in which nobody has to wait."""
         pod = self._pods[address]
         most, num_there = pod.load.places()
         spare = pod.load.room.num_spare if pod.traits.max_in_flight is None else 0
-        return Places(pod.group, most - spare, num_there)
+        return EndpointPlaces(pod.group, most - spare, num_there)
 
     def oldest_in_flight_s(self, *, now: float) -> dict[str, float]:
         """Return the age in seconds of each endpoint's oldest unfinished pick, 0 without any."""

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Protocol
 
-from extproc.learned.losses import Losses, Part
+from extproc.learned.losses import Losses, PodPart
 from extproc.learned.slowness import SlowPods
 from extproc.pods.accounting import Accounting
 from extproc.pods.pool import Pool
-from extproc.reports.engines import EngineProfile
+from extproc.reports.engines import EngineMetrics
+from extproc.reports.listings import ModelsPoller
 from extproc.reports.loops import LoopSettings
-from extproc.reports.models import ModelsPoller
-from extproc.reports.pace import Pace
+from extproc.reports.pace import ScrapePace
 from extproc.reports.podasks import PodAsks
 from extproc.reports.readiness import Readiness
 from extproc.reports.scraper import Scraper
@@ -23,7 +23,7 @@ from extproc.types import Endpoint, LoadReport, ModelCard, Pick
 log = logging.getLogger(__name__)
 
 
-class Recording(Protocol):
+class ReportRecorder(Protocol):
     """Records what comes of the scrapes."""
 
     def scraped(self, duration_s: float) -> None:
@@ -59,18 +59,18 @@ class Pods:
 
     def __init__(
         self,
-        profile: EngineProfile,
+        profile: EngineMetrics,
         scrapes: LoopSettings,
         polls: LoopSettings,
         *,
-        pace: Pace,
+        pace: ScrapePace,
         slow: SlowPods,
         page_url: Callable[[Endpoint], str],
         max_page_bytes: int,
         pool: Pool,
         readiness: Readiness,
         accounting: Accounting,
-        recorder: Recording,
+        recorder: ReportRecorder,
         on_asked: Callable[[], None],
         clock: Callable[[], float],
         cpu_clock: Callable[[], float],
@@ -171,13 +171,13 @@ class Pods:
         lost = self._accounting.reconcile(address, now=taken_at_s)
         if lost:
             self._recorder.given_up([each.pick for each in lost])
-        self.losses.answered(address, Part.REPORTS, now=taken_at_s)
+        self.losses.answered(address, PodPart.REPORTS, now=taken_at_s)
 
     def _on_scrape_failure(self, address: str, error: str, is_unreachable: bool) -> None:
         log.debug("pod %s: metrics: %s", address, error)
         self._recorder.scrape_failed(address)
         self._pool.record_late(address)
-        self.losses.failed(address, Part.REPORTS, error, now=self._clock())
+        self.losses.failed(address, PodPart.REPORTS, error, now=self._clock())
         self._failed(address, is_unreachable)
         self._models.look(address)  # whether it answers at all
 
@@ -186,7 +186,7 @@ class Pods:
     ) -> None:
         asked_at_s = taken_at_s - duration_s
         self._pool.record_models(address, cards, now=taken_at_s, asked_at_s=asked_at_s)
-        self.losses.answered(address, Part.MODELS, now=taken_at_s)
+        self.losses.answered(address, PodPart.MODELS, now=taken_at_s)
         if self._pool.lacks_version(address):
             self._asks.ask_version(address)
         self._asked(address, has_listed=True)
@@ -195,7 +195,7 @@ class Pods:
         log.debug("pod %s: models: %s", address, error)
         self._pool.record_silence(address)
         self._scraper.surprised(address)
-        self.losses.failed(address, Part.MODELS, error, now=self._clock())
+        self.losses.failed(address, PodPart.MODELS, error, now=self._clock())
         self._failed(address, is_unreachable)
         self._asked(address, has_listed=False)
 

@@ -122,7 +122,7 @@ class Tenants:
             self._loads[who] = load
 
 
-class Places(NamedTuple):
+class EndpointPlaces(NamedTuple):
     """The places of one endpoint.
 
     Attributes:
@@ -136,7 +136,7 @@ class Places(NamedTuple):
     num_there: int
 
 
-def left(places: Mapping[str, Places], num_left: int) -> list[str]:
+def left(places: Mapping[str, EndpointPlaces], num_left: int) -> list[str]:
     """Return the endpoints where one more request would take a place that is left to others.
 
     One of which nothing is known has as many places as any of its group has, or runs. While nothing

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from extproc.queue.queue import HoldQueue
 from extproc.queue.reach import Reach
-from extproc.queue.tickets import End, QueueSettings, Ticket
+from extproc.queue.tickets import HoldEnd, QueueSettings, Ticket
 from extproc.queue.waiting import Waiting
 
-__all__ = ["End", "HoldQueue", "QueueSettings", "Reach", "Ticket", "Waiting"]
+__all__ = ["HoldEnd", "HoldQueue", "QueueSettings", "Reach", "Ticket", "Waiting"]

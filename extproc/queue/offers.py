@@ -17,11 +17,11 @@ from collections.abc import Collection, Generator, Hashable, Iterable, Iterator,
 from math import inf
 
 from extproc.phrases import FOR_POD, FOR_SLOT
-from extproc.queue.plan import Plan
+from extproc.queue.plan import QueuePlan
 from extproc.queue.reach import ALL, Reach
 from extproc.queue.reservations import Reservations
 from extproc.queue.tickets import Ticket
-from extproc.queue.waiting import Line, Waiting
+from extproc.queue.waiting import TicketLine, Waiting
 from extproc.types import RequestInfo, Wait
 
 MAX_ASKED = 16
@@ -51,10 +51,10 @@ class Offers:
         plan: Knows what each flow has got, and the settings.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: QueuePlan) -> None:
         self._plan = plan
         self.next_s, self._newest_s, self._back_s = inf, -inf, -inf
-        self.reservations, self.line = Reservations(plan), Line()
+        self.reservations, self.line = Reservations(plan), TicketLine()
         self._reach = Reach()
         self._back: Collection[Ticket] = ()
         # In this offer: the kinds that were asked for in vain, by when to ask again; and requests.

@@ -15,7 +15,7 @@ from operator import itemgetter
 
 from extproc.costs import BYTES_PER_TOKEN
 from extproc.queue.fairness import TokenCounters, cost
-from extproc.queue.orders import LATE_EVERY, Scene, first_come, in_time
+from extproc.queue.tenantorder import LATE_EVERY, Scene, first_come, in_time
 from extproc.queue.tickets import QueueSettings, Ticket, level
 from extproc.types import RequestInfo
 
@@ -25,7 +25,7 @@ OUTPUTS_OF_MEAN = 64
 """About so many responses make the mean output."""
 
 
-class Plan:
+class QueuePlan:
     """The order of the tickets that it is given.
 
     Attributes:

@@ -23,11 +23,11 @@ from collections.abc import Callable, Iterator
 from math import ceil
 
 from extproc.queue.offers import Offers
-from extproc.queue.plan import Plan
+from extproc.queue.plan import QueuePlan
 from extproc.queue.reach import NOWHERE, Reach
-from extproc.queue.schedule import TOLD_WAIT_S, Pace, Schedule
+from extproc.queue.schedule import TOLD_WAIT_S, DispatchPace, Schedule
 from extproc.queue.tickets import (
-    End,
+    HoldEnd,
     Occupancy,
     QueueSettings,
     Ticket,
@@ -70,7 +70,7 @@ class HoldQueue:
         on_change: Callable[[Waiting], None] | None = None,
     ) -> None:
         self.settings = settings or QueueSettings()
-        self._plan = Plan(self.settings)
+        self._plan = QueuePlan(self.settings)
         self.schedule = Schedule(at)
         self._on_change = on_change
         self._tickets: dict[Ticket, None] = {}
@@ -79,8 +79,8 @@ class HoldQueue:
         self._offers = Offers(self._plan)
         self.reservations = self._offers.reservations
         self._waiting = NOBODY
-        self.pace = Pace()
-        self.num_ended: Counter[End] = Counter(dict.fromkeys(End, 0))
+        self.pace = DispatchPace()
+        self.num_ended: Counter[HoldEnd] = Counter(dict.fromkeys(HoldEnd, 0))
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -118,7 +118,7 @@ class HoldQueue:
         """Refuse all that are held, and from now on all that would be: this router stops."""
         self._is_closed = True
         for ticket in list(self._tickets):
-            self._refuse(ticket, End.SHUTTING_DOWN, now)
+            self._refuse(ticket, HoldEnd.SHUTTING_DOWN, now)
 
     def charge(self, request: RequestInfo) -> None:
         """Count the service that a request gets, held before or not, for its tenant."""
@@ -136,13 +136,13 @@ class HoldQueue:
     def remove(self, ticket: Ticket, *, now: float) -> None:
         """Forget a request whose client has gone, if it is held."""
         if ticket in self._tickets:
-            self._drop(ticket, End.LEFT, now)
+            self._drop(ticket, HoldEnd.LEFT, now)
             self._let_others_go(ticket, now)
 
     def expire(self, ticket: Ticket, *, now: float) -> None:
         """Refuse a request if it has been held for as long as it may be."""
         if ticket in self._tickets and now >= ticket.give_up_s:
-            self._refuse(ticket, End.EXPIRED, now)
+            self._refuse(ticket, HoldEnd.EXPIRED, now)
 
     def freed(self, now: float) -> None:
         """Record that there may be room where there was none, to be offered from then on."""
@@ -209,7 +209,7 @@ class HoldQueue:
             tickets, back = self._plan.make(self._tickets, now, self.pace.service_s)
             for ticket in back:
                 if ticket.is_refusable and ticket in self._tickets:  # else it went before another
-                    self._refuse(ticket, End.LATE, now)
+                    self._refuse(ticket, HoldEnd.LATE, now)
             is_freed = self.schedule.begin(now)
             for ticket in offers.make(
                 tickets, back, num_held=num_held, now=now, is_freed=is_freed, reach=reach
@@ -244,7 +244,7 @@ class HoldQueue:
         """
         return self._plan.adapters(self._tickets, now)[:limit]
 
-    def _settle(self, ticket: Ticket, end: End, result: Pick | Rejection, now: float) -> None:
+    def _settle(self, ticket: Ticket, end: HoldEnd, result: Pick | Rejection, now: float) -> None:
         if isinstance(result, Pick):
             self.charge(ticket.request)
             self._plan.sent(ticket, now)
@@ -254,7 +254,7 @@ class HoldQueue:
             self.pace.sent()
         ticket.wake()
 
-    def _drop(self, ticket: Ticket, end: End, now: float) -> None:
+    def _drop(self, ticket: Ticket, end: HoldEnd, now: float) -> None:
         self.num_ended[end] += 1
         del self._tickets[ticket]
         self.occupancy.remove(ticket)
@@ -270,15 +270,15 @@ class HoldQueue:
 
     # --- refusals ----------------------------------------------------------------------------
 
-    def _refuse(self, ticket: Ticket, end: End, now: float) -> None:
-        if end is End.EXPIRED and ticket.request.claim.priority >= 0:
+    def _refuse(self, ticket: Ticket, end: HoldEnd, now: float) -> None:
+        if end is HoldEnd.EXPIRED and ticket.request.claim.priority >= 0:
             for other in self.occupancy.below_zero():
                 if self._offers.may_meet(other, ticket):
-                    self._refuse(other, End.SHED, now)
+                    self._refuse(other, HoldEnd.SHED, now)
         self._settle(ticket, end, self._refused(ticket, end, now), now)
         self._let_others_go(ticket, now)
 
-    def _refused(self, ticket: Ticket, end: End, now: float) -> Rejection:
+    def _refused(self, ticket: Ticket, end: HoldEnd, now: float) -> Rejection:
         """Return the answer to a request that is refused."""
         return refusal(
             end,
@@ -293,20 +293,20 @@ class HoldQueue:
         """Return in how many seconds all that are held now will have gone, by the queue's pace."""
         return max(1, min(MAX_RETRY_AFTER_S, ceil(len(self._tickets) * self.pace.service_s)))
 
-    def _refusal(self, ticket: Ticket, now: float) -> End | None:
+    def _refusal(self, ticket: Ticket, now: float) -> HoldEnd | None:
         """Return why a newcomer is not held, if it is not; it may take the place of held
         requests.
         """
         if self._is_closed:
-            return End.SHUTTING_DOWN
+            return HoldEnd.SHUTTING_DOWN
         if ticket.is_refusable and now > ticket.late_s:
-            return End.LATE
+            return HoldEnd.LATE
         if not ticket.request.claim._waits:
-            return End.NO_WAIT
+            return HoldEnd.NO_WAIT
         if now >= ticket.give_up_s:
-            return End.EXPIRED
+            return HoldEnd.EXPIRED
         if self.occupancy.is_route_full(ticket):
-            return End.ROUTE_FULL
+            return HoldEnd.ROUTE_FULL
         num = len(self._tickets) + 1 - self.settings.max_requests
         num_bytes = self.occupancy.num_bytes + ticket.num_bytes - self.settings.max_bytes
         if num <= 0 and num_bytes <= 0:
@@ -315,8 +315,8 @@ class HoldQueue:
             ticket, num=num, num_bytes=num_bytes, is_fair=self.settings.fair
         )
         for last in displaced or ():
-            self._refuse(last, End.DISPLACED, now)
-        return End.FULL if displaced is None else None
+            self._refuse(last, HoldEnd.DISPLACED, now)
+        return HoldEnd.FULL if displaced is None else None
 
     def _arrange(self) -> None:
         """Have an offer made when it is due."""

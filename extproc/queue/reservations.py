@@ -24,7 +24,7 @@ from math import inf, log
 from typing import NamedTuple
 
 from extproc.pods.columns import Columns
-from extproc.queue.plan import Plan
+from extproc.queue.plan import QueuePlan
 from extproc.queue.tickets import Ticket
 from extproc.tenancy import Claim, SlotUse
 from extproc.types import EndpointView, RequestInfo
@@ -66,7 +66,7 @@ class Reservations:
         plan: Knows what each flow has got, and the settings.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: QueuePlan) -> None:
         self._plan = plan
         self._all: dict[str | None, Reservation] = {}
         self._left = deque[_Slot](maxlen=MAX_LEFT)  # in order of their times

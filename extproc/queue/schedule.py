@@ -76,7 +76,7 @@ PACE_S = 5.0
 """Time after which what was seen counts for a third."""
 
 
-class Pace:
+class DispatchPace:
     """The mean time from one dispatch to the next, while requests are held."""
 
     __slots__ = ("_busy_s", "_num_sent", "_seen_s")

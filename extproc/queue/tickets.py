@@ -225,7 +225,7 @@ def _of_route(by_claim: Counter[tuple[str, int]], route: str) -> int:
 # How holds end, and what is said of those that end with a refusal.
 
 
-class End(StrEnum):
+class HoldEnd(StrEnum):
     """How the hold of a request ended, or why it did not begin: a closed set, a metric's label."""
 
     PICKED = "picked"
@@ -243,27 +243,28 @@ class End(StrEnum):
 
 
 _WHY = {
-    End.LATE: "Its first token would come late",
-    End.EXPIRED: "It was held for the longest time allowed",
-    End.FULL: "The queue is full",
-    End.ROUTE_FULL: "Its route has as many requests held as allowed",
-    End.DISPLACED: "The queue is full, and its place went to a request of a higher priority, or of "
-    "a tenant that holds fewer",
-    End.SHED: "A request of priority 0 or above waited in vain, so those below 0 are refused too",
-    End.NO_WAIT: "Requests of its route do not wait",
-    End.SHUTTING_DOWN: "The router stops",
+    HoldEnd.LATE: "Its first token would come late",
+    HoldEnd.EXPIRED: "It was held for the longest time allowed",
+    HoldEnd.FULL: "The queue is full",
+    HoldEnd.ROUTE_FULL: "Its route has as many requests held as allowed",
+    HoldEnd.DISPLACED: "The queue is full, and its place went to a request of a higher "
+    "priority, or of a tenant that holds fewer",
+    HoldEnd.SHED: "A request of priority 0 or above waited in vain, so those below 0 are refused "
+    "too",
+    HoldEnd.NO_WAIT: "Requests of its route do not wait",
+    HoldEnd.SHUTTING_DOWN: "The router stops",
 }
 
 
-def end_of(result: Pick | Rejection) -> End:
+def end_of(result: Pick | Rejection) -> HoldEnd:
     """Return how a request ended that was asked for again."""
     if isinstance(result, Pick):
-        return End.PICKED
-    return End.SATURATED if result.reason is Reason.SATURATED else End.NO_ENDPOINTS
+        return HoldEnd.PICKED
+    return HoldEnd.SATURATED if result.reason is Reason.SATURATED else HoldEnd.NO_ENDPOINTS
 
 
 def refusal(
-    end: End, ticket: Ticket, *, num_held: int, service_s: float, retry_after_s: int, now: float
+    end: HoldEnd, ticket: Ticket, *, num_held: int, service_s: float, retry_after_s: int, now: float
 ) -> Rejection:
     """Return the answer to a request that is not held, or no longer.
 
@@ -275,15 +276,15 @@ def refusal(
         f"; it was {held(now - ticket.held_at_s, ticket.reason)}" if now > ticket.held_at_s else ""
     )
     why, model = f"{_WHY[end]}: {num_held} held{pace}{own}.", ticket.request._client_model
-    if end is End.SHUTTING_DOWN:
+    if end is HoldEnd.SHUTTING_DOWN:
         return shutting_down(model, why)
     if ticket.reason == FOR_POD:  # it is not too much that was asked for
         return no_endpoints(model, why)
-    if end is End.EXPIRED and ticket.reason == FOR_ADAPTER:
+    if end is HoldEnd.EXPIRED and ticket.reason == FOR_ADAPTER:
         return adapter_unavailable(model, why=why)
-    if end is End.LATE:
+    if end is HoldEnd.LATE:
         return late(model, retry_after_s, why)
-    return saturated(model, retry_after_s, why, is_expired=end is End.EXPIRED)
+    return saturated(model, retry_after_s, why, is_expired=end is HoldEnd.EXPIRED)
 
 
 def _number(number: float) -> str:

@@ -56,7 +56,7 @@ class Waiting(NamedTuple):
 NOBODY = Waiting()
 
 
-class Line:
+class TicketLine:
     """The requests that go before others, here and at other routers."""
 
     def __init__(self) -> None:

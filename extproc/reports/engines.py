@@ -23,7 +23,7 @@ class LoraInfo(Struct, frozen=True):
     separator: str = ","  # between two names in a label
 
 
-class Residency(Struct, frozen=True):
+class ResidencySeries(Struct, frozen=True):
     """A family with one series per adapter and level that the adapter is loaded at."""
 
     family: str
@@ -50,7 +50,7 @@ class LabelledFamily(Struct, frozen=True):
     value: str
 
 
-class EngineProfile(Struct, frozen=True):
+class EngineMetrics(Struct, frozen=True):
     """One engine: the metrics that make up a load report, None where it has no such metric; calls.
 
     Attributes:
@@ -74,7 +74,7 @@ class EngineProfile(Struct, frozen=True):
     deferred: LabelledFamily | None = None  # requests held back by adapter slots alone
     awake: LabelledFamily | None = None  # 0 while the engine sleeps and serves nobody
     lora_info: LoraInfo | None = None  # active adapters
-    residency: Residency | None = None  # loaded adapters
+    residency: ResidencySeries | None = None  # loaded adapters
     cache_info: CacheInfo | None = None  # size of the KV cache
     process_start: str = "process_start_time_seconds"  # of the server's process, wall seconds
     cpu_cache_flag: str = "--max-cpu-loras"  # of the server: places in the CPU cache
@@ -101,7 +101,7 @@ class EngineProfile(Struct, frozen=True):
         )
 
 
-_VLLM = EngineProfile(
+_VLLM = EngineMetrics(
     name="vllm",
     engine_label="engine",  # data-parallel rank; absent before 0.8
     running=("vllm:num_requests_running",),
@@ -122,7 +122,7 @@ _VLLM = EngineProfile(
         waiting_label="waiting_lora_adapters",
         max_label="max_lora",
     ),
-    residency=Residency(
+    residency=ResidencySeries(
         family="vllm:lora_adapter_loaded",
         adapter_label="adapter_name",
         level_label="level",
@@ -140,7 +140,7 @@ _VLLM = EngineProfile(
 # SGLang does not report active or loaded adapters: they are known from our dispatches alone. Its
 # newer versions report the number of slots (`--max-loras-per-batch`). It counts the tokens of a
 # request when that ends.
-_SGLANG = EngineProfile(
+_SGLANG = EngineMetrics(
     name="sglang",
     engine_label="dp_rank",
     running=("sglang:num_running_reqs",),
@@ -155,4 +155,4 @@ _SGLANG = EngineProfile(
     joins_names=True,
 )
 
-PROFILES: Mapping[str, EngineProfile] = MappingProxyType({p.name: p for p in (_VLLM, _SGLANG)})
+PROFILES: Mapping[str, EngineMetrics] = MappingProxyType({p.name: p for p in (_VLLM, _SGLANG)})

@@ -29,7 +29,13 @@ from msgspec import Struct
 from extproc.bounds import MAX_COUNT, MAX_TOTAL_TOKENS, MAX_WALL_S, total, whole
 from extproc.errors import ExpositionError
 from extproc.passes import no_rest
-from extproc.reports.engines import CacheInfo, EngineProfile, LabelledFamily, LoraInfo, Residency
+from extproc.reports.engines import (
+    CacheInfo,
+    EngineMetrics,
+    LabelledFamily,
+    LoraInfo,
+    ResidencySeries,
+)
 from extproc.reports.remembered import Remembered
 from extproc.reports.textformat import MAX_REMEMBERED_BYTES, Lines, Row, parse_labels
 from extproc.types import LoadReport
@@ -88,7 +94,7 @@ LoraLog = tuple[frozenset[str], tuple[tuple[str, float], ...], int]
 
 
 def parse_report(
-    page: bytes, profile: EngineProfile, rest: Callable[[], None] = no_rest
+    page: bytes, profile: EngineMetrics, rest: Callable[[], None] = no_rest
 ) -> LoadReport:
     """Parse the metrics of `profile` from `page`.
 
@@ -105,7 +111,7 @@ def parse_report(
     return make_report(figures, read_log(figures), profile)
 
 
-def read_figures(lines: Lines, profile: EngineProfile) -> Figures:
+def read_figures(lines: Lines, profile: EngineMetrics) -> Figures:
     """Read all that `profile` names."""
 
     def values(names: tuple[str, ...]) -> list[float] | None:
@@ -137,7 +143,7 @@ def read_figures(lines: Lines, profile: EngineProfile) -> Figures:
     )
 
 
-def make_report(figures: Figures, lora: LoraLog, profile: EngineProfile) -> LoadReport:
+def make_report(figures: Figures, lora: LoraLog, profile: EngineMetrics) -> LoadReport:
     """Make the report of a page's figures and of what its LoRA series say together."""
     running, waiting, usages = figures.running, figures.waiting, figures.kv_usages
     tokens, prompts, first = figures.tokens, figures.prompts, figures.first_tokens
@@ -169,7 +175,7 @@ def make_report(figures: Figures, lora: LoraLog, profile: EngineProfile) -> Load
 def _values_by_engine(
     lines: Lines,
     names: tuple[str, ...],
-    profile: EngineProfile,
+    profile: EngineMetrics,
     where: LabelledFamily | None = None,
 ) -> list[float] | None:
     """Return one value per engine, of the first of `names` that has any; None where one of them
@@ -293,7 +299,7 @@ def _parse_count(text: str) -> int:
 
 
 def _read_residency(
-    lines: Lines, residency: Residency | None
+    lines: Lines, residency: ResidencySeries | None
 ) -> tuple[frozenset[str] | None, frozenset[str] | None]:
     """Return the adapters in GPU slots and those in the CPU cache; None, None without the family.
 

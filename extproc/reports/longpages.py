@@ -16,7 +16,7 @@ MAX_BYTES: Final = 12 * 1024 * 1024
 """Of all long responses together: one of the longest pages and some of the usual ones."""
 
 
-class Room:
+class LongPages:
     """The bytes of long responses that are held. Belongs to one event loop."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -57,7 +57,7 @@ class Lease:
         num_bytes: Held, without those that are free.
     """
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: LongPages) -> None:
         self._room = room
         self._num_free_bytes = FREE_BYTES
         self.num_bytes = 0

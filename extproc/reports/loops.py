@@ -23,7 +23,7 @@ from time import sleep, thread_time
 from typing import TypeVar
 
 from extproc.passes import Rests
-from extproc.reports.longpages import Room
+from extproc.reports.longpages import LongPages
 from extproc.reports.patience import Beginnings, Patience
 from extproc.reports.podclient import PodClient
 from extproc.reports.podhttp import FAILURES, UNREACHABLE, base_url, describe
@@ -71,7 +71,7 @@ class LoopSettings:
     headers: Mapping[str, str] | None = None
     ssl: SSLContext | None = None
     secrets: PodSecrets | None = None
-    room: Room = field(default_factory=Room)
+    room: LongPages = field(default_factory=LongPages)
 
 
 class EndpointLoops:

@@ -60,7 +60,7 @@ MAX_COST_RISE: Final = 4.0
 counts as that: the first time that something runs takes long."""
 
 
-class Pace:
+class ScrapePace:
     """The intervals of all pods.
 
     Args:
@@ -169,7 +169,7 @@ class Rest:
         *("asked_at_s", "calm_s"),
     )
 
-    def __init__(self, pace: Pace, rng: Random) -> None:
+    def __init__(self, pace: ScrapePace, rng: Random) -> None:
         self._pace, self._rng = pace, rng
         self.calm_s = 0.0
         self.asked_at_s = self._surprised_at_s = -inf

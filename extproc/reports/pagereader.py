@@ -14,7 +14,7 @@ from operator import ne
 
 from extproc.bounds import MAX_WALL_S
 from extproc.errors import ExpositionError
-from extproc.reports.engines import EngineProfile
+from extproc.reports.engines import EngineMetrics
 from extproc.reports.exposition import (
     MAX_LORA_SERIES,
     Figures,
@@ -40,7 +40,7 @@ class PageReader:
     It keeps the last page and its parts, about three times as much as the page has.
     """
 
-    def __init__(self, profile: EngineProfile) -> None:
+    def __init__(self, profile: EngineMetrics) -> None:
         self._profile = profile
         self._series = b"" if profile.lora_info is None else profile.lora_info.family.encode()
         self._report = LoadReport()

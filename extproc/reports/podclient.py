@@ -23,7 +23,7 @@ from yarl import URL
 
 from extproc.bounds import fits_header
 from extproc.files.tls import system_context
-from extproc.reports.longpages import FREE_BYTES, Lease, Room
+from extproc.reports.longpages import FREE_BYTES, Lease, LongPages
 from extproc.reports.podhttp import MAX_HEADS, ResponseError, TooLargeError
 from extproc.reports.podsecrets import PodSecrets
 
@@ -79,7 +79,7 @@ class PodClient:
         headers: Mapping[str, str] | None = None,
         tls: SSLContext | None = None,
         secrets: PodSecrets | None = None,
-        room: Room | None = None,
+        room: LongPages | None = None,
         on_closed: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_closed = on_closed
@@ -91,7 +91,7 @@ class PodClient:
             raise ValueError("a header that is not one line of printable ASCII")
         self._lines = "\r\n".join(lines)
         self._tls = tls
-        self._lease = (room or Room()).lease()
+        self._lease = (room or LongPages()).lease()
         self._secrets = secrets
         self._key = secrets.keys[0] if secrets is not None and secrets.keys else ""
         self._requests: dict[URL, bytes] = {}  # with this key

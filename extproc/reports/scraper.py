@@ -18,7 +18,7 @@ from random import Random
 
 from yarl import URL
 
-from extproc.reports.engines import EngineProfile
+from extproc.reports.engines import EngineMetrics
 from extproc.reports.exposition import parse_report
 from extproc.reports.loops import (
     EndpointLoops,
@@ -28,7 +28,7 @@ from extproc.reports.loops import (
     read_long,
     rest_after,
 )
-from extproc.reports.pace import Pace, Rest
+from extproc.reports.pace import Rest, ScrapePace
 from extproc.reports.pagereader import PageReader
 from extproc.reports.podclient import PodClient
 from extproc.reports.podhttp import ResponseError, TooLargeError, base_url, describe_status
@@ -73,9 +73,9 @@ class Scraper(EndpointLoops):
 
     def __init__(
         self,
-        profile: EngineProfile,
+        profile: EngineMetrics,
         settings: LoopSettings,
-        pace: Pace,
+        pace: ScrapePace,
         *,
         page_url: Callable[[Endpoint], str] = lambda endpoint: f"{base_url(endpoint)}/metrics",
         on_report: OnReport,
@@ -179,7 +179,7 @@ class Scraper(EndpointLoops):
 class _Page:
     """One server's metrics page: the URLs to try, and the useful one."""
 
-    def __init__(self, client: PodClient, url: str, profile: EngineProfile, max_bytes: int) -> None:
+    def __init__(self, client: PodClient, url: str, profile: EngineMetrics, max_bytes: int) -> None:
         self._client = client
         self._max_bytes = max_bytes
         self._signs = tuple(name.encode() for name in profile.running)

@@ -121,7 +121,7 @@ class Codec(Encoder):
                 data, ends, rest = body
                 said = self._contexts.get(rest) or self._new_context(rest)
                 if said is not None:
-                    return m.RequestBody(data, ends, *said)
+                    return m.BodyChunk(data, ends, *said)
         return self.decode_any(message)
 
     def decode_any(self, message: bytes, *, is_kept: bool = False) -> m.Event:
@@ -167,9 +167,9 @@ class Codec(Encoder):
             self._contexts[rest] = context
         return context
 
-    def _request_body(self, request: pb.ProcessingRequest) -> m.RequestBody:
+    def _request_body(self, request: pb.ProcessingRequest) -> m.BodyChunk:
         body = request.request_body
-        return m.RequestBody(body.body, body.end_of_stream, self._subset(request))
+        return m.BodyChunk(body.body, body.end_of_stream, self._subset(request))
 
     def _request_headers(self, request: pb.ProcessingRequest) -> m.RequestHeaders:
         http, mode, early, model = request.request_headers, None, False, None

@@ -183,7 +183,7 @@ class Incoming(Struct, eq=False):
         """Whether the data plane limits its wait for an answer."""
         return self._mode is not FULL_DUPLEX
 
-    def model_at_once(self, part: m.RequestBody) -> str | None:
+    def model_at_once(self, part: m.BodyChunk) -> str | None:
         """Return the model of a small body of JSON that comes whole and stays as it is; None where
         `add` and `read` have to find it.
 
@@ -215,7 +215,7 @@ class Incoming(Struct, eq=False):
         self._members, self._num_bytes = members, len(data)
         return check_model(members.model)
 
-    def add(self, part: m.RequestBody | m.RequestTrailers) -> None:
+    def add(self, part: m.BodyChunk | m.RequestTrailers) -> None:
         """Add a part of the body, or the trailers; raise RequestError (413) if it is too large."""
         if isinstance(part, m.RequestTrailers):
             self._has_trailers = True
@@ -225,7 +225,7 @@ class Incoming(Struct, eq=False):
         if part.subset is not None:
             self._subset = part.subset
 
-    def add_late(self, part: m.RequestBody | m.RequestTrailers) -> None:
+    def add_late(self, part: m.BodyChunk | m.RequestTrailers) -> None:
         """Add a part that comes while earlier ones are read, or while the request is held.
 
         Raises ProtocolError if the request was complete, and RequestError as `add`.

@@ -46,7 +46,7 @@ class Chooser(Protocol):
         """Forget a held request."""
 
 
-class Listing(Protocol):
+class ModelLister(Protocol):
     """Knows what models there are (`routing.models.Models`)."""
 
     def outage(self, subset: frozenset[str] | None, *, now: float) -> Rejection | None:
@@ -121,7 +121,7 @@ class StreamParts:
     """
 
     router: Chooser
-    models: Listing
+    models: ModelLister
     rewrites: Rewrites
     ends: Ends
     lists: Lists

@@ -30,6 +30,7 @@ from extproc import rejections
 from extproc.bounds import MAX_SEQUENCES
 from extproc.errors import RequestError
 from extproc.openai import MAX_MODEL_BYTES, check_model, joined
+from extproc.request.bodyslices import IncrementalReader, Place, State, with_values
 from extproc.request.jsonskip import ContainerSkipper, StringSkipper
 from extproc.request.jsonsmall import (
     LISTS,
@@ -45,7 +46,6 @@ from extproc.request.jsonsmall import (
     read_members,
     sequences,
 )
-from extproc.request.passes import IncrementalReader, Place, State, with_values
 from extproc.request.steering import FIELDS, MAX_FIELD_CHARS
 from extproc.types import Reason, Rejection
 

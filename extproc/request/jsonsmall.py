@@ -17,7 +17,7 @@ from msgspec.structs import astuple
 from extproc.bounds import MAX_SEQUENCES
 from extproc.errors import RequestError
 from extproc.rejections import invalid_json
-from extproc.request.passes import Place
+from extproc.request.bodyslices import Place
 from extproc.request.steering import FIELDS
 
 SMALL_BYTES = 256 * 1024

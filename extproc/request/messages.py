@@ -2,8 +2,8 @@
 
 Events and commands are counterparts: each event of the request or response phase that was
 delivered is answered by exactly one command of the same phase, in order. `Reply` answers any of
-them and ends the HTTP request; `End` closes the RPC and needs no event. A `body_mode` is None where
-the data plane does not state it.
+them and ends the HTTP request; `EndStream` closes the RPC and needs no event. A `body_mode` is None
+where the data plane does not state it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class RequestHeaders(Struct, frozen=True):
     subset: frozenset[str] | None = None  # addresses the data plane allows, None for all
 
 
-class RequestBody(Struct, frozen=True):
+class BodyChunk(Struct, frozen=True):
     """A chunk of the request's body, or all of it, by mode.
 
     Attributes:
@@ -102,20 +102,20 @@ class Overloaded(Struct, frozen=True):
     """There is no memory for what the request holds. Not from the data plane."""
 
 
-class Ended(Struct, frozen=True):
+class StreamEnded(Struct, frozen=True):
     """The data plane closed or reset the RPC. The last event, whoever ended it."""
 
 
 Event = (
     RequestHeaders
-    | RequestBody
+    | BodyChunk
     | RequestTrailers
     | ResponseHeaders
     | ResponseBody
     | ResponseTrailers
     | Wakeup
     | Overloaded
-    | Ended
+    | StreamEnded
 )
 EVENT_TYPES: tuple[type, ...] = get_args(Event)
 
@@ -212,11 +212,11 @@ class WakeAt(Struct, frozen=True):
     at_s: float
 
 
-class End(Struct, frozen=True):
+class EndStream(Struct, frozen=True):
     """Close the RPC with OK: everything needed has been answered."""
 
 
-END = End()
+END = EndStream()
 """The only one."""
 
 
@@ -233,5 +233,5 @@ Command = (
     | Reply
     | ExtendTimeout
     | WakeAt
-    | End
+    | EndStream
 )

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from extproc.errors import RequestError
 from extproc.openai import MAX_MODEL_BYTES, check_model
 from extproc.rejections import steers
-from extproc.request.passes import IncrementalReader, Place, with_values
+from extproc.request.bodyslices import IncrementalReader, Place, with_values
 from extproc.types import Reason, Rejection
 
 MAX_PARTS = 1000

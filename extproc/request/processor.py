@@ -20,12 +20,12 @@ from msgspec import Struct
 
 from extproc.errors import ProtocolError
 from extproc.meters import Meters
-from extproc.passes import TimerHandle, Turns
+from extproc.passes import PassTurns, TimerHandle
 from extproc.request import messages as m
 from extproc.request.body import MAX_ECHOED
 from extproc.request.codec import Codec
 from extproc.request.stream import Stream
-from extproc.request.transitions import State
+from extproc.request.transitions import CallState
 from extproc.wire.rpc import Call, Code, Metadata, Method, Session
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -41,9 +41,9 @@ LARGE_BYTES = 1024 * 1024
 """Of a body of ours that is encoded in a pass of its own: to copy one of 16 MiB takes 4 ms."""
 
 log = logging.getLogger(__name__)
-_DONE = State.DONE
+_DONE = CallState.DONE
 _NOT_YET: Any = None  # it wakes its session, which has to be first
-_SPECIAL = frozenset((m.WakeAt, m.EchoRest, m.End, m.ContinueBody))
+_SPECIAL = frozenset((m.WakeAt, m.EchoRest, m.EndStream, m.ContinueBody))
 
 
 @dataclass(slots=True)
@@ -66,11 +66,11 @@ class ExternalProcessor:
     is_open: Callable[[], bool] = lambda: True
     num_open: int = 0
     num_broken: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_CAUSES, 0))
-    turns: Turns = field(init=False)
+    turns: PassTurns = field(init=False)
     _checked_at: dict[_Session, float] = field(default_factory=dict)  # undecided ones, oldest first
 
     def __post_init__(self) -> None:
-        self.turns = Turns(self.call_later)
+        self.turns = PassTurns(self.call_later)
 
     def methods(self) -> list[Method]:
         """Return the service's methods."""
@@ -295,7 +295,7 @@ class _Session(Struct, eq=False):
         stream = self._stream
         try:
             if stream.state is not _DONE:
-                stream.handle(m.Ended(), now=service.clock())
+                stream.handle(m.StreamEnded(), now=service.clock())
         except Exception:
             service.broke(INTERNAL, "a request could not be ended", with_traceback=True)
         stream.retire()

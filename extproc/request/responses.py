@@ -8,7 +8,7 @@ from extproc import rejections
 from extproc.openai import MAX_MODEL_BYTES, error_body, model_body, version_body
 from extproc.phrases import shortened
 from extproc.request import messages as m
-from extproc.request.interfaces import Listing
+from extproc.request.interfaces import ModelLister
 from extproc.request.listbudget import Lists
 from extproc.types import Rejection
 
@@ -39,7 +39,7 @@ def version(ours: str) -> m.Reply:
 
 
 def model(
-    name: str, subset: frozenset[str] | None, models: Listing, *, tenant: str, now: float
+    name: str, subset: frozenset[str] | None, models: ModelLister, *, tenant: str, now: float
 ) -> m.Reply | Rejection:
     """Return the model of that name, if a tenant may use it."""
     card = models.find(shortened(name, MAX_MODEL_BYTES), subset, tenant, now=now)
@@ -55,7 +55,7 @@ class ListRequest:
 
     def __init__(
         self,
-        models: Listing,
+        models: ModelLister,
         lists: Lists,
         subset: frozenset[str] | None,
         tenant: str,

@@ -16,8 +16,8 @@ import re
 import msgspec
 
 from extproc.errors import RequestError
+from extproc.request.bodyslices import Place
 from extproc.request.jsonmodel import JsonReader
-from extproc.request.passes import Place
 
 _ENTERED = frozenset((b"response", b"message"))
 _FIELD = b"data:"

@@ -36,7 +36,7 @@ from extproc.request.lostrewrites import gateway_of
 from extproc.request.messages import FULL_DUPLEX, IN_CHUNKS, NO_BODY, BodyMode
 from extproc.request.passing import Passing, body_mode, may_restore
 from extproc.request.responses import ListRequest
-from extproc.request.transitions import HOLDING, TABLE, UNANSWERED, EventResult, State
+from extproc.request.transitions import HOLDING, TABLE, UNANSWERED, CallState, EventResult
 from extproc.types import Outcome, Pick, Rejection, RequestInfo
 
 HOLD_MARGIN_S = 5.0
@@ -47,7 +47,7 @@ _ANSWERED = frozenset(
     (RouteKind.HEALTH, RouteKind.VERSION, RouteKind.LIST_MODELS, RouteKind.GET_MODEL)
 )
 """Headers that no endpoint gets."""
-_DONE, _OVER = State.DONE, EventResult.OVER
+_DONE, _OVER = CallState.DONE, EventResult.OVER
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _NOT_YET: Any = None  # set before a state that needs it
 
@@ -73,7 +73,7 @@ class Stream(Struct, eq=False):
     _settings: StreamSettings
     _wake: Callable[[], None]
     _envoy: str = ""
-    state: State = State.HEADERS
+    state: CallState = CallState.HEADERS
     pick: Pick | None = None
     _response_body_mode: BodyMode = NO_BODY
     _tells_modes: bool = True
@@ -115,7 +115,7 @@ class Stream(Struct, eq=False):
     @property
     def awaits_message(self) -> bool:
         """Whether nothing happens before the next message of the data plane."""
-        return self.state in (State.HEADERS, State.BODY)
+        return self.state in (CallState.HEADERS, CallState.BODY)
 
     @property
     def is_wanted_half_closed(self) -> bool:
@@ -133,15 +133,15 @@ class Stream(Struct, eq=False):
     @property
     def is_whole(self) -> bool:
         """Whether no more of the body will be kept."""
-        is_reading = self.state is State.READING
-        return self.state is State.WAITING or (is_reading and self._incoming.is_over)
+        is_reading = self.state is CallState.READING
+        return self.state is CallState.WAITING or (is_reading and self._incoming.is_over)
 
     def abandon(self, *, now: float) -> None:
         """Finish a request whose answer could not be sent: it will not reach its endpoint."""
         if self._list is not None:
             self._list.leave()
         self._let_go(now)
-        self.state = State.DONE
+        self.state = CallState.DONE
         self._give_up_pick(now)
 
     def retire(self) -> None:
@@ -208,7 +208,7 @@ class Stream(Struct, eq=False):
         has_more = mode in IN_CHUNKS and not event.end_of_stream
         return self._go_on(m.ContinueHeaders(), has_more=has_more, turn=EventResult.KNOWN)
 
-    def _on_decided_body(self, event: m.RequestBody, _now: float) -> _Step:
+    def _on_decided_body(self, event: m.BodyChunk, _now: float) -> _Step:
         if not self._is_echoing:
             return self._go_on(m.ContinueBody(), has_more=not event.end_of_stream)
         echo = [m.EchoBody(part, last and event.end_of_stream) for part, last in pieces(event.data)]
@@ -282,7 +282,7 @@ class Stream(Struct, eq=False):
             raise RequestError(rejections.EXPECTATION_FAILED)
         return None, []
 
-    def _on_body(self, event: m.RequestBody, now: float) -> _Step:
+    def _on_body(self, event: m.BodyChunk, now: float) -> _Step:
         model = self._incoming.model_at_once(event)
         if model is not None:
             return self._decide(model, now)
@@ -304,12 +304,12 @@ class Stream(Struct, eq=False):
         model = self._incoming.model()
         return (None, []) if model is None else self._decide(model, now)
 
-    def _on_late_part(self, event: m.RequestBody | m.RequestTrailers, _now: float) -> _Step:
+    def _on_late_part(self, event: m.BodyChunk | m.RequestTrailers, _now: float) -> _Step:
         """Add more of an undecided request: it is answered with the parts before."""
         self._incoming.add_late(event)
         return None, []
 
-    def _on_held_body(self, event: m.RequestBody, _now: float) -> _Step:
+    def _on_held_body(self, event: m.BodyChunk, _now: float) -> _Step:
         """Read more of a streamed body whose beginning named the model; it is answered later."""
         self._incoming.add_late(event)
         self._incoming.read()
@@ -382,7 +382,7 @@ class Stream(Struct, eq=False):
         commands.append(m.END)
         return _OVER, commands
 
-    def _on_rest_body(self, event: m.RequestBody, now: float) -> _Step:
+    def _on_rest_body(self, event: m.BodyChunk, now: float) -> _Step:
         """Read more of a body whose beginning has decided: no part goes on unread."""
         incoming = self._incoming
         if not incoming.is_streaming:
@@ -417,7 +417,7 @@ class Stream(Struct, eq=False):
 
     def _on_local_reply(self, event: m.ResponseHeaders, now: float) -> _Step:
         self._let_go(now)
-        if self.state is State.HEADERS:
+        if self.state is CallState.HEADERS:
             self._response_body_mode = body_mode(event.body_mode, self._settings)
         return None, [m.ContinueResponseHeaders()]
 
@@ -442,7 +442,7 @@ class Stream(Struct, eq=False):
             gateway, written = gateway_of(self._headers), request._written
             self._parts.lost_rewrites.note(gateway, written, request.model, now=now)
 
-    def _on_ended(self, _event: m.Ended, now: float) -> _Step:
+    def _on_ended(self, _event: m.StreamEnded, now: float) -> _Step:
         self._leave(now)
         if self.pick is not None and self._settings.uses_response_phases:
             self._finish(self.pick, self._response().end(), now)
@@ -461,40 +461,44 @@ class Stream(Struct, eq=False):
 
 
 _Handler = Callable[[Stream, Any, float], _Step]
-_HANDLERS: dict[tuple[State, type], _Handler] = {
-    (State.HEADERS, m.RequestHeaders): Stream._on_request_headers,
-    (State.HEADERS, m.ResponseHeaders): Stream._on_local_reply,
-    (State.BODY, m.Wakeup): Stream._on_no_body,
-    (State.BODY, m.RequestBody): Stream._on_body,
-    (State.BODY, m.RequestTrailers): Stream._on_trailers,
-    (State.BODY, m.ResponseHeaders): Stream._on_local_reply,
-    (State.READING, m.Wakeup): Stream._read_on,
-    (State.READING, m.RequestBody): Stream._on_late_part,
-    (State.READING, m.RequestTrailers): Stream._on_late_part,
-    (State.READING, m.ResponseHeaders): Stream._on_local_reply,
-    (State.WAITING, m.Wakeup): Stream._on_wakeup,
-    (State.WAITING, m.RequestBody): Stream._on_held_body,
-    (State.WAITING, m.RequestTrailers): Stream._on_late_part,
-    (State.WAITING, m.ResponseHeaders): Stream._on_local_reply,
-    (State.REST, m.ResponseHeaders): Stream._on_response_headers,
-    (State.RESPONSE, m.ResponseHeaders): Stream._on_response_headers,
+_HANDLERS: dict[tuple[CallState, type], _Handler] = {
+    (CallState.HEADERS, m.RequestHeaders): Stream._on_request_headers,
+    (CallState.HEADERS, m.ResponseHeaders): Stream._on_local_reply,
+    (CallState.BODY, m.Wakeup): Stream._on_no_body,
+    (CallState.BODY, m.BodyChunk): Stream._on_body,
+    (CallState.BODY, m.RequestTrailers): Stream._on_trailers,
+    (CallState.BODY, m.ResponseHeaders): Stream._on_local_reply,
+    (CallState.READING, m.Wakeup): Stream._read_on,
+    (CallState.READING, m.BodyChunk): Stream._on_late_part,
+    (CallState.READING, m.RequestTrailers): Stream._on_late_part,
+    (CallState.READING, m.ResponseHeaders): Stream._on_local_reply,
+    (CallState.WAITING, m.Wakeup): Stream._on_wakeup,
+    (CallState.WAITING, m.BodyChunk): Stream._on_held_body,
+    (CallState.WAITING, m.RequestTrailers): Stream._on_late_part,
+    (CallState.WAITING, m.ResponseHeaders): Stream._on_local_reply,
+    (CallState.REST, m.ResponseHeaders): Stream._on_response_headers,
+    (CallState.RESPONSE, m.ResponseHeaders): Stream._on_response_headers,
 }
-for _state in (State.REST, State.RESPONSE):
+for _state in (CallState.REST, CallState.RESPONSE):
     _HANDLERS[_state, m.Wakeup] = Stream._read_rest
-    _HANDLERS[_state, m.RequestBody] = Stream._on_rest_body
+    _HANDLERS[_state, m.BodyChunk] = Stream._on_rest_body
     _HANDLERS[_state, m.RequestTrailers] = Stream._on_rest_trailers
-_HANDLERS[State.DECIDED, m.RequestBody] = Stream._on_decided_body
-_HANDLERS[State.DECIDED, m.RequestTrailers] = Stream._on_decided_trailers
-_HANDLERS[State.DECIDED, m.ResponseHeaders] = Stream._on_decided_response
-for _state in (State.RESPONSE, State.LOCAL_REPLY, State.DECIDED):
+_HANDLERS[CallState.DECIDED, m.BodyChunk] = Stream._on_decided_body
+_HANDLERS[CallState.DECIDED, m.RequestTrailers] = Stream._on_decided_trailers
+_HANDLERS[CallState.DECIDED, m.ResponseHeaders] = Stream._on_decided_response
+for _state in (CallState.RESPONSE, CallState.LOCAL_REPLY, CallState.DECIDED):
     _HANDLERS[_state, m.ResponseBody] = Stream._on_response_body
     _HANDLERS[_state, m.ResponseTrailers] = Stream._on_response_trailers
-_HANDLERS |= {(state, m.Ended): Stream._on_ended for state in State if state is not State.DONE}
-_HANDLERS[State.IN_LINE, m.Wakeup] = Stream._on_turn
-_HANDLERS[State.IN_LINE, m.RequestBody] = Stream._on_part_in_line
-_HANDLERS[State.IN_LINE, m.RequestTrailers] = Stream._on_part_in_line
-_HANDLERS[State.IN_LINE, m.ResponseHeaders] = Stream._on_list_left
-_HANDLERS[State.IN_LINE, m.Ended] = _HANDLERS[State.LISTED, m.Ended] = Stream._on_list_left
+_HANDLERS |= {
+    (state, m.StreamEnded): Stream._on_ended for state in CallState if state is not CallState.DONE
+}
+_HANDLERS[CallState.IN_LINE, m.Wakeup] = Stream._on_turn
+_HANDLERS[CallState.IN_LINE, m.BodyChunk] = Stream._on_part_in_line
+_HANDLERS[CallState.IN_LINE, m.RequestTrailers] = Stream._on_part_in_line
+_HANDLERS[CallState.IN_LINE, m.ResponseHeaders] = Stream._on_list_left
+_HANDLERS[CallState.IN_LINE, m.StreamEnded] = _HANDLERS[CallState.LISTED, m.StreamEnded] = (
+    Stream._on_list_left
+)
 # Elsewhere it holds nothing that an answer would free.
 _HANDLERS |= {(state, m.Overloaded): Stream._on_overloaded for state in HOLDING}
 _STEPS = {
@@ -503,6 +507,6 @@ _STEPS = {
         for kind in m.EVENT_TYPES
         if kind in TABLE[state]
     }
-    for state in State
+    for state in CallState
 }
 """The state and the handler of each event that is allowed."""

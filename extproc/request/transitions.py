@@ -15,7 +15,7 @@ from typing import Final
 from extproc.request import messages as m
 
 
-class State(StrEnum):
+class CallState(StrEnum):
     """The state of a stream."""
 
     HEADERS = auto()  # no event yet
@@ -44,86 +44,89 @@ class EventResult(StrEnum):
     OVER = auto()  # the RPC ends
 
 
-HOLDING: Final = frozenset((State.BODY, State.READING, State.WAITING, State.REST))
+HOLDING: Final = frozenset((CallState.BODY, CallState.READING, CallState.WAITING, CallState.REST))
 """States that keep the request's body."""
 
 UNANSWERED: Final = frozenset(
-    (State.HEADERS, State.BODY, State.READING, State.WAITING, State.IN_LINE)
+    (CallState.HEADERS, CallState.BODY, CallState.READING, CallState.WAITING, CallState.IN_LINE)
 )
 """States in which the data plane waits for an answer."""
 
-_ROUTED: Final[dict[type | EventResult, State]] = {
-    EventResult.ROUTED: State.REST,
-    EventResult.ANSWERED: State.RESPONSE,
-    EventResult.OVER: State.DONE,
+_ROUTED: Final[dict[type | EventResult, CallState]] = {
+    EventResult.ROUTED: CallState.REST,
+    EventResult.ANSWERED: CallState.RESPONSE,
+    EventResult.OVER: CallState.DONE,
 }
 
-TABLE: Final[dict[State, dict[type | EventResult, State]]] = {
-    State.HEADERS: {m.RequestHeaders: State.BODY, m.ResponseHeaders: State.LOCAL_REPLY},
-    State.BODY: {
-        m.RequestBody: State.BODY,
-        m.RequestTrailers: State.BODY,
-        m.ResponseHeaders: State.LOCAL_REPLY,
-        EventResult.UNREAD: State.READING,
-        EventResult.HELD: State.WAITING,
-        EventResult.KNOWN: State.DECIDED,
-        EventResult.LINED_UP: State.IN_LINE,
-        EventResult.LISTED: State.LISTED,
+TABLE: Final[dict[CallState, dict[type | EventResult, CallState]]] = {
+    CallState.HEADERS: {m.RequestHeaders: CallState.BODY, m.ResponseHeaders: CallState.LOCAL_REPLY},
+    CallState.BODY: {
+        m.BodyChunk: CallState.BODY,
+        m.RequestTrailers: CallState.BODY,
+        m.ResponseHeaders: CallState.LOCAL_REPLY,
+        EventResult.UNREAD: CallState.READING,
+        EventResult.HELD: CallState.WAITING,
+        EventResult.KNOWN: CallState.DECIDED,
+        EventResult.LINED_UP: CallState.IN_LINE,
+        EventResult.LISTED: CallState.LISTED,
         **_ROUTED,
     },
-    State.DECIDED: {
-        m.RequestBody: State.DECIDED,
-        m.RequestTrailers: State.DECIDED,
-        m.ResponseHeaders: State.DECIDED,
-        m.ResponseBody: State.DECIDED,
-        m.ResponseTrailers: State.DECIDED,
-        EventResult.OVER: State.DONE,
+    CallState.DECIDED: {
+        m.BodyChunk: CallState.DECIDED,
+        m.RequestTrailers: CallState.DECIDED,
+        m.ResponseHeaders: CallState.DECIDED,
+        m.ResponseBody: CallState.DECIDED,
+        m.ResponseTrailers: CallState.DECIDED,
+        EventResult.OVER: CallState.DONE,
     },
-    State.IN_LINE: {
-        m.RequestBody: State.IN_LINE,
-        m.RequestTrailers: State.IN_LINE,
-        m.ResponseHeaders: State.LOCAL_REPLY,
-        EventResult.LISTED: State.LISTED,
-        EventResult.OVER: State.DONE,
+    CallState.IN_LINE: {
+        m.BodyChunk: CallState.IN_LINE,
+        m.RequestTrailers: CallState.IN_LINE,
+        m.ResponseHeaders: CallState.LOCAL_REPLY,
+        EventResult.LISTED: CallState.LISTED,
+        EventResult.OVER: CallState.DONE,
     },
-    State.READING: {
-        m.Wakeup: State.BODY,
-        m.RequestBody: State.READING,
-        m.RequestTrailers: State.READING,
-        m.ResponseHeaders: State.LOCAL_REPLY,
-        EventResult.OVER: State.DONE,
+    CallState.READING: {
+        m.Wakeup: CallState.BODY,
+        m.BodyChunk: CallState.READING,
+        m.RequestTrailers: CallState.READING,
+        m.ResponseHeaders: CallState.LOCAL_REPLY,
+        EventResult.OVER: CallState.DONE,
     },
-    State.WAITING: {
-        m.RequestBody: State.WAITING,
-        m.RequestTrailers: State.WAITING,
-        m.ResponseHeaders: State.LOCAL_REPLY,
-        EventResult.HELD: State.WAITING,
+    CallState.WAITING: {
+        m.BodyChunk: CallState.WAITING,
+        m.RequestTrailers: CallState.WAITING,
+        m.ResponseHeaders: CallState.LOCAL_REPLY,
+        EventResult.HELD: CallState.WAITING,
         **_ROUTED,
     },
-    State.REST: {
-        m.RequestBody: State.REST,
-        m.RequestTrailers: State.REST,
+    CallState.REST: {
+        m.BodyChunk: CallState.REST,
+        m.RequestTrailers: CallState.REST,
         # A response may begin while the endpoint still reads the request.
-        m.ResponseHeaders: State.RESPONSE,
+        m.ResponseHeaders: CallState.RESPONSE,
         **_ROUTED,
     },
-    State.RESPONSE: {
-        m.RequestBody: State.RESPONSE,
-        m.RequestTrailers: State.RESPONSE,
-        m.ResponseHeaders: State.RESPONSE,
-        m.ResponseBody: State.RESPONSE,
-        m.ResponseTrailers: State.RESPONSE,
-        EventResult.ROUTED: State.RESPONSE,
-        EventResult.ANSWERED: State.RESPONSE,
-        EventResult.OVER: State.DONE,
+    CallState.RESPONSE: {
+        m.BodyChunk: CallState.RESPONSE,
+        m.RequestTrailers: CallState.RESPONSE,
+        m.ResponseHeaders: CallState.RESPONSE,
+        m.ResponseBody: CallState.RESPONSE,
+        m.ResponseTrailers: CallState.RESPONSE,
+        EventResult.ROUTED: CallState.RESPONSE,
+        EventResult.ANSWERED: CallState.RESPONSE,
+        EventResult.OVER: CallState.DONE,
     },
-    State.LOCAL_REPLY: {m.ResponseBody: State.LOCAL_REPLY, m.ResponseTrailers: State.LOCAL_REPLY},
+    CallState.LOCAL_REPLY: {
+        m.ResponseBody: CallState.LOCAL_REPLY,
+        m.ResponseTrailers: CallState.LOCAL_REPLY,
+    },
     # Messages in transit when we ended the RPC.
-    State.DONE: dict.fromkeys(m.EVENT_TYPES, State.DONE),
-    State.LISTED: dict.fromkeys(m.EVENT_TYPES, State.LISTED),
+    CallState.DONE: dict.fromkeys(m.EVENT_TYPES, CallState.DONE),
+    CallState.LISTED: dict.fromkeys(m.EVENT_TYPES, CallState.LISTED),
 }
 for _state, _follows in TABLE.items():
-    _follows[m.Ended] = State.DONE
+    _follows[m.StreamEnded] = CallState.DONE
     # A timer may fire late, and memory be short, at any time.
     _follows.setdefault(m.Wakeup, _state)
     _follows[m.Overloaded] = _state

@@ -8,10 +8,10 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
+from extproc.adapters.adapterstates import AdapterState, Failure
 from extproc.adapters.placement import Demand
 from extproc.adapters.planner import Planner
-from extproc.adapters.sources import Sources
-from extproc.adapters.states import Failure, State
+from extproc.adapters.sources import DeclarationSources
 from extproc.adapters.versions import owner_of
 from extproc.address import is_in_subset
 from extproc.openai import NAMES_A_PASS
@@ -71,12 +71,12 @@ class Catalog:
         self,
         settings: CatalogSettings | None = None,
         *,
-        sources: Sources | None = None,
+        sources: DeclarationSources | None = None,
         on_cold: Callable[[], None] = lambda: None,
     ) -> None:
         self.planner = Planner()
         self.demand = Demand()
-        self._sources, self._on_cold = sources or Sources(), on_cold
+        self._sources, self._on_cold = sources or DeclarationSources(), on_cold
         self.failed: Mapping[str, tuple[str, str]] = {}
         self._offers: Mapping[str, Offer] = {}
         self._cards: Mapping[str, ModelCard] = {}
@@ -277,7 +277,7 @@ class Catalog:
     def _trouble(self, name: str) -> tuple[str, str] | None:
         """Return why no pod can have an adapter now; None where it may come."""
         planner = self.planner
-        status = planner.status(name) if planner.state(name) is State.FAILED else None
+        status = planner.status(name) if planner.state(name) is AdapterState.FAILED else None
         return self.failed.get(name) if status is None else (status.reason or "", status.message)
 
     def _unsafe(self, name: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from extproc.adapters.declared import Declaration, DeclarationError, Names
-from extproc.adapters.scope import Scope, Users
+from extproc.adapters.scope import TokenScope, Users
 from extproc.openai import NAMES_A_PASS
 from extproc.passes import make_all
 from extproc.routing.modelroutes import ModelRoute, ModelRoutes
@@ -96,7 +96,7 @@ class Declaring:
             return "it is declared by the configuration"
         return self._own_names.why_not(name)
 
-    def has_others(self, source: str, scope: Scope) -> bool:
+    def has_others(self, source: str, scope: TokenScope) -> bool:
         """Return whether a name outside of a scope is declared with a source, or with one above or
         below it.
         """

@@ -12,9 +12,9 @@ from msgspec import to_builtins
 from extproc.adapters.adapterstore import StoreRunner
 from extproc.adapters.declared import Declaration
 from extproc.adapters.loading import Adapters
-from extproc.adapters.scope import Known
+from extproc.adapters.scope import TokenFacts
 from extproc.config import Config, configured
-from extproc.discovery.kubernetes.status import AdapterReport, report_of
+from extproc.discovery.kubernetes.objectstatus import AdapterReport, report_of
 from extproc.peers.adapterpeers import AdapterPeers, AdapterUpdate
 from extproc.routing.merging import Declaring
 from extproc.routing.offered import OfferedAdapters
@@ -77,7 +77,7 @@ class AdapterService:
             status=self._status,
             wait_until_ready=self._wait_until_ready,
             why_not=self.declaring.why_not,
-            known=Known(self.declaring.has_others, self._is_base, self.declaring.priority),
+            known=TokenFacts(self.declaring.has_others, self._is_base, self.declaring.priority),
             clock=clocks.clock,
         )
         self._sources, self._catalog = routing.sources, routing.router.catalog

@@ -24,7 +24,7 @@ from typing import Any
 
 from extproc.address import Address
 from extproc.config import Config, configured
-from extproc.config.file import ConfigParser, parse_config
+from extproc.config.configfile import ConfigParser, parse_config
 from extproc.config.liveconfig import LiveConfig
 from extproc.observe.sideports import SidePorts
 from extproc.observe.tracing import Tracing

@@ -1,7 +1,7 @@
 """Where endpoints come from: the one source that `discovery` names.
 
 Each is a file in `discovery/` that is named like its section, with a class named accordingly
-(`dns`, `DnsDiscovery`; see `Source`). It is imported only where it is configured.
+(`dns`, `DnsDiscovery`; see `EndpointSource`). It is imported only where it is configured.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from extproc.config.base import Section
 from extproc.config.discovery import DiscoveryConfig
-from extproc.discovery.endpointlist import Source
+from extproc.discovery.endpointlist import EndpointSource
 from extproc.discovery.kubernetes.source import KubernetesDiscovery
 from extproc.meters import Meters
 from extproc.types import Endpoint
@@ -29,7 +29,7 @@ def make_source(
     on_endpoints: Callable[[Sequence[Endpoint]], None],
     scheme: str,
     clock: Callable[[], float],
-) -> Source:
+) -> EndpointSource:
     """Return the configured source.
 
     Args:
@@ -60,5 +60,5 @@ def make_source(
         "name",
         lambda: {config.dns.name: source.num_failures} if config.dns else {},
     )
-    made: Source = source
+    made: EndpointSource = source
     return made

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from extproc.address import Address
 from extproc.config import Config
-from extproc.config.file import ConfigError, usable
+from extproc.config.configfile import ConfigError, usable
 from extproc.config.peers import PeersConfig
 from extproc.config.warnings import checks_clients
 from extproc.discovery.kubernetes.api import MissingLibraryError, load_library

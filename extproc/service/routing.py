@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from extproc.adapters.sources import Sources
+from extproc.adapters.sources import DeclarationSources
 from extproc.config import Config, configured
-from extproc.config.file import ConfigError
+from extproc.config.configfile import ConfigError
 from extproc.observe.attainment import Attainment
 from extproc.openai import Spelling
 from extproc.peers.telling import Telling
@@ -57,7 +57,7 @@ class Routing:
         clocks: Clocks,
         telling: Telling | None = None,
     ) -> None:
-        self.sources, self.is_wanting = Sources(), asyncio.Event()
+        self.sources, self.is_wanting = DeclarationSources(), asyncio.Event()
         catalog = Catalog(sources=self.sources, on_cold=self.is_wanting.set)
         queue = HoldQueue(
             configured.queue_settings(config),

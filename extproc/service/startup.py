@@ -21,7 +21,7 @@ import uvloop
 
 from extproc import __version__
 from extproc.config import Config, configured
-from extproc.config.file import ConfigError, ConfigParser, parse_config, usable
+from extproc.config.configfile import ConfigError, ConfigParser, parse_config, usable
 from extproc.config.server import TlsConfig
 from extproc.config.warnings import open_doors, short_expiry, unproven_peers
 from extproc.discovery.file import parse_endpoints
@@ -36,8 +36,8 @@ from extproc.service.peeraccess import check_peers, link_tls
 from extproc.service.routing import make_policy
 from extproc.service.stores import make_medium
 from extproc.wire.certificates import CLIENT_CA, authority_warnings, listener_warnings
+from extproc.wire.listenertls import Certificates
 from extproc.wire.ports import check_listeners
-from extproc.wire.tls import Certificates
 
 log = logging.getLogger(__name__)
 

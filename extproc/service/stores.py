@@ -9,7 +9,7 @@ from extproc.adapters.stores.content import Medium
 from extproc.adapters.stores.directory import Directory
 from extproc.adapters.stores.sqlite import Sqlite
 from extproc.config.adapters import RedisStoreConfig, StoreConfig
-from extproc.config.file import ConfigError, usable
+from extproc.config.configfile import ConfigError, usable
 from extproc.errors import needs_extra
 from extproc.files.reading import read_key
 from extproc.files.tls import client_context

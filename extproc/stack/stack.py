@@ -118,7 +118,7 @@ def find_envoy() -> str:
     return found
 
 
-class Router(ChildProcess):
+class ServeProcess(ChildProcess):
     """`extproc serve`, on ports of 127.0.0.1 that stay the same over restarts.
 
     Args:
@@ -199,7 +199,7 @@ class Stack:
     def __init__(self) -> None:
         self.children: dict[str, ChildProcess] = {}
         self.pods: dict[str, FakePod] = {}
-        self.routers: list[Router] = []
+        self.routers: list[ServeProcess] = []
         self.url = ""
 
     async def start_pods(self, configs: Mapping[str, object]) -> None:
@@ -213,7 +213,7 @@ class Stack:
         # All at once: most of the time goes to starting the interpreter.
         await asyncio.gather(*(pod.start() for pod in self.pods.values()))
 
-    async def start_router(self, config: Mapping[str, Any], name: str = "router") -> Router:
+    async def start_router(self, config: Mapping[str, Any], name: str = "router") -> ServeProcess:
         """Start a router for this stack's pods, unless `config` has another discovery.
 
         Raises:
@@ -221,7 +221,7 @@ class Stack:
         """
         static = [{"address": pod.address, "name": pod.name} for pod in self.pods.values()]
         ours = {"discovery": {"static": static}, "server": {"drain_timeout_s": 1.0}}
-        router = Router({**ours, **config}, name=name)
+        router = ServeProcess({**ours, **config}, name=name)
         self.routers.append(router)
         self.children[name] = router
         await router.start()

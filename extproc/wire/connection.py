@@ -18,12 +18,12 @@ from extproc.wire.dispatch import FrameHandler
 from extproc.wire.headers import HeaderReader
 from extproc.wire.lifetime import Lifetime, server_preface
 from extproc.wire.limits import DEFAULT_LIMITS, ConnectionFault, Counters, ErrorCode, Limits
+from extproc.wire.methods import judge_request
 from extproc.wire.mismatches import Mismatch, is_tls
 from extproc.wire.outbox import Outbox
-from extproc.wire.requests import judge_request
 from extproc.wire.rpc import Method
-from extproc.wire.states import REMEMBERED
 from extproc.wire.streams import Streams
+from extproc.wire.streamstates import REMEMBERED
 
 _ID_MASK: Final = 0x7FFFFFFF
 _RING_MASK: Final = REMEMBERED - 1

@@ -14,8 +14,8 @@ from extproc.wire.headers import HeaderReader
 from extproc.wire.lifetime import Lifetime
 from extproc.wire.limits import Abuse, ConnectionFault, ErrorCode, Limits, StreamFault
 from extproc.wire.outbox import Outbox
-from extproc.wire.states import Scope
 from extproc.wire.streams import Streams
+from extproc.wire.streamstates import FrameScope
 
 _PING_BYTES: Final = 8
 PRIORITY_BYTES: Final = 5
@@ -188,7 +188,7 @@ class ControlFrames:
         if len(payload) != frames.U32.size:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "length of RST_STREAM")
         scope = streams.obey(stream_id, frames.RST_STREAM)
-        if scope is Scope.ACCEPT:
+        if scope is FrameScope.ACCEPT:
             # CVE-2023-44487: however often, as clients of a proxy cause them and others share its
             # connection. It leaves nothing behind, and costs less than an answer.
             streams.on_reset_by_peer(streams.open[stream_id])

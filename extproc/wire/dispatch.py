@@ -15,14 +15,14 @@ from extproc.wire.control import (
     PRIORITY_BYTES,
     depends_on_itself,
 )
+from extproc.wire.grpccall import WireStream
 from extproc.wire.headers import TOO_LARGE
 from extproc.wire.limits import Abuse, ConnectionFault, ErrorCode, StreamFault
+from extproc.wire.methods import judge_trailers
 from extproc.wire.opening import Opener
-from extproc.wire.requests import judge_trailers
 from extproc.wire.rpc import Code
-from extproc.wire.states import Scope, State
-from extproc.wire.stream import WireStream
 from extproc.wire.streams import Streams
+from extproc.wire.streamstates import FrameScope, StreamState
 
 # Shorter than any message with its prefix.
 _REFUSED: Final = 0
@@ -91,13 +91,13 @@ class FrameHandler(Opener):
 
     def _reset(self, stream_id: int, fault: StreamFault) -> None:
         state = self.streams.state(stream_id)
-        if state is not State.FORGOTTEN:
+        if state is not StreamState.FORGOTTEN:
             self.floods.count()
-        if state is State.IDLE or not stream_id & 1:
+        if state is StreamState.IDLE or not stream_id & 1:
             # 9113 6.4: "RST_STREAM frames MUST NOT be sent for a stream in the idle state"; a
             # stream error may be treated as a connection error instead (9113 5.4.2).
             raise ConnectionFault(fault.code, str(fault)) from None
-        if state is not State.CLOSED_BY_US:
+        if state is not StreamState.CLOSED_BY_US:
             self.streams.reset(stream_id, fault.code)
 
     # ---- DATA
@@ -108,7 +108,7 @@ class FrameHandler(Opener):
         if stream_id == 0:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "DATA on the connection")
         content = _strip_padding(flags, payload)
-        if streams.obey(stream_id, frames.DATA) is not Scope.ACCEPT:
+        if streams.obey(stream_id, frames.DATA) is not FrameScope.ACCEPT:
             return  # Sent before the peer knew our end: as much as the stream's window allows.
         stream = streams.open[stream_id]
         has_ended = bool(flags & frames.END_STREAM)
@@ -183,12 +183,12 @@ class FrameHandler(Opener):
             return
         # 9113 4.3: every block passes the decoder, even one that is then discarded.
         scope, code = streams.verdict(stream_id, frames.HEADERS)
-        if scope is Scope.CONNECTION_ERROR:
+        if scope is FrameScope.CONNECTION_ERROR:
             raise ConnectionFault(code, "HEADERS on a closed stream")
         fields = self.reader.read_fields(block)
-        if scope is Scope.STREAM_ERROR:
+        if scope is FrameScope.STREAM_ERROR:
             raise StreamFault(code, "HEADERS on a half-closed stream")
-        if scope is Scope.DISCARD:
+        if scope is FrameScope.DISCARD:
             self.floods.count()
             return
         # 9113 8.1: a second header block is trailers, and ends the stream.

@@ -24,7 +24,7 @@ from typing import Final, Generic, TypeVar
 from hpack import Decoder, HPACKError, OversizedHeaderListError
 
 from extproc.wire.limits import Abuse, ConnectionFault, Counters, ErrorCode, Limits
-from extproc.wire.requests import Field, Request
+from extproc.wire.methods import Field, Request
 from extproc.wire.rpc import Code
 
 V = TypeVar("V")

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from extproc.wire import frames, grpc
 from extproc.wire.control import ControlFrames
+from extproc.wire.grpccall import WireStream
 from extproc.wire.limits import Abuse, ErrorCode
-from extproc.wire.requests import Request
+from extproc.wire.methods import Request
 from extproc.wire.rpc import Code
-from extproc.wire.stream import WireStream
 
 
 @dataclass(eq=False, slots=True)

@@ -67,7 +67,7 @@ class Unsent:
         return b"".join(taken)
 
 
-class Sender(Protocol):
+class StreamSender(Protocol):
     """A stream that has DATA to send.
 
     Attributes:
@@ -112,7 +112,7 @@ class Outbox:
     _is_awake: bool = False
     _frames: dict[int, list[bytes]] = field(default_factory=dict)
     _sealed: list[dict[int, list[bytes]]] = field(default_factory=list)
-    _turns: deque[Sender] = field(default_factory=deque)
+    _turns: deque[StreamSender] = field(default_factory=deque)
     _held_window_bytes: int | None = None
 
     def put(self, stream_id: int, chunk: bytes) -> None:
@@ -149,7 +149,7 @@ class Outbox:
             if stream_id in part:
                 self._refund(stream_id, part.pop(stream_id))
 
-    def forget_queue(self, stream: Sender) -> None:
+    def forget_queue(self, stream: StreamSender) -> None:
         """Forget the DATA of a stream that waits for a window."""
         if stream.queue is not None:
             self._unqueue(stream.queue.num_bytes)
@@ -171,7 +171,7 @@ class Outbox:
         self.queued_bytes -= size_bytes
         self.budget.add_unsent(-size_bytes)
 
-    def enqueue(self, stream: Sender, prefix: bytes, message: bytes) -> None:
+    def enqueue(self, stream: StreamSender, prefix: bytes, message: bytes) -> None:
         """Queue DATA that does not fit a window or a frame, and send the part that does."""
         if stream.queue is None:
             stream.queue = Unsent()
@@ -213,7 +213,7 @@ class Outbox:
             self.window_bytes, self._held_window_bytes = self._held_window_bytes, None
             self.pump()
 
-    def add_stream_window(self, stream: Sender, change_bytes: int) -> bool:
+    def add_stream_window(self, stream: StreamSender, change_bytes: int) -> bool:
         """Change a stream's window, down too (9113 6.9.2); return False above 2^31-1."""
         was_blocked = stream.window_bytes <= 0
         stream.window_bytes += change_bytes
@@ -238,7 +238,7 @@ class Outbox:
             elif stream.window_bytes > 0:
                 turns.append(stream)
 
-    def _send_frame(self, stream: Sender, queue: Unsent) -> None:
+    def _send_frame(self, stream: StreamSender, queue: Unsent) -> None:
         size = min(queue.num_bytes, self.window_bytes, stream.window_bytes, self.max_frame_bytes)
         payload = queue.take(size)
         self.window_bytes -= size

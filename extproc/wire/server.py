@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Final, cast
 
 from extproc.address import Address
-from extproc.passes import Turns
+from extproc.passes import PassTurns
 from extproc.wire import Abuse, Connection, Counters, Limits
 from extproc.wire.budget import Budget
 from extproc.wire.limits import DEFAULT_LIMITS
+from extproc.wire.listenertls import TlsBytes, TlsError
 from extproc.wire.mismatches import Mismatch, is_plain_http
 from extproc.wire.rpc import Method
-from extproc.wire.tls import TlsBytes, TlsError
 
 log = logging.getLogger(__name__)
 
@@ -255,12 +255,12 @@ class WireServer:
     is_draining: bool = False
     wires: set[_Wire] = field(default_factory=set)
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    _turns: Turns = field(init=False)
+    _turns: PassTurns = field(init=False)
     _listener: asyncio.Server | None = None
     _all_lost: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self._turns = Turns(self.loop.call_later)
+        self._turns = PassTurns(self.loop.call_later)
         self._timer = self.loop.call_later(self.tick_s, self._tick)
         self.budget.tick(now=self.loop.time())
 

@@ -11,11 +11,18 @@ from dataclasses import dataclass, field
 
 from extproc.wire import frames
 from extproc.wire.budget import Budget
+from extproc.wire.grpccall import WireStream
 from extproc.wire.limits import Abuse, ConnectionFault, Counters, ErrorCode, Limits, StreamFault
 from extproc.wire.outbox import Outbox
 from extproc.wire.rpc import NO_SESSION, Code
-from extproc.wire.states import REMEMBERED, TABLE, ClosedStreams, Evidence, Scope, State
-from extproc.wire.stream import WireStream
+from extproc.wire.streamstates import (
+    REMEMBERED,
+    TABLE,
+    ClosedStreams,
+    Evidence,
+    FrameScope,
+    StreamState,
+)
 
 
 @dataclass(eq=False, slots=True)
@@ -47,20 +54,20 @@ class Streams:
     _late_resets: int = 0
     _unacknowledged_bytes: int = 0
 
-    def state(self, stream_id: int) -> State:
+    def state(self, stream_id: int) -> StreamState:
         """Return the state of a client-initiated stream (9113 5.1)."""
         if stream_id > self.last_id:
-            return State.IDLE
+            return StreamState.IDLE
         stream = self.open.get(stream_id)
         if stream is None:
             return self.closed.state(stream_id)
-        return State.HALF_CLOSED_REMOTE if stream.is_half_closed else State.OPEN
+        return StreamState.HALF_CLOSED_REMOTE if stream.is_half_closed else StreamState.OPEN
 
     def verdict(self, stream_id: int, kind: int) -> Evidence:
         """Return the table's decision on a frame on a stream."""
         return TABLE[self.state(stream_id), kind]
 
-    def obey(self, stream_id: int, kind: int) -> Scope:
+    def obey(self, stream_id: int, kind: int) -> FrameScope:
         """Return whether to handle or discard a frame.
 
         Raises:
@@ -70,9 +77,9 @@ class Streams:
         if not stream_id & 1:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "frame on an idle stream")
         scope, code = self.verdict(stream_id, kind)
-        if scope is Scope.CONNECTION_ERROR:
+        if scope is FrameScope.CONNECTION_ERROR:
             raise ConnectionFault(code, f"frame of type {kind} on stream {stream_id}")
-        if scope is Scope.STREAM_ERROR:
+        if scope is FrameScope.STREAM_ERROR:
             raise StreamFault(code, f"frame of type {kind} on stream {stream_id}")
         return scope
 

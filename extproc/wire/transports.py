@@ -10,8 +10,8 @@ from extproc.address import Address
 from extproc.wire import server as wire
 from extproc.wire.budget import Budget
 from extproc.wire.limits import Counters, Limits
+from extproc.wire.listenertls import Certificates
 from extproc.wire.rpc import Method
-from extproc.wire.tls import Certificates
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
-from extproc.passes import Turns
+from extproc.passes import PassTurns
 
 
 async def turn() -> None:
@@ -16,7 +16,7 @@ async def turn() -> None:
     arrives waits for a pass of everything that is being done.
     """
     loop = asyncio.get_running_loop()
-    turns = _turns.get(loop) or _turns.setdefault(loop, Turns(_call_later))
+    turns = _turns.get(loop) or _turns.setdefault(loop, PassTurns(_call_later))
     waiter = loop.create_future()
     handle = turns.add(lambda: waiter.set_result(None))
     try:
@@ -31,4 +31,4 @@ def _call_later(delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHa
     return asyncio.get_running_loop().call_later(delay_s, callback)
 
 
-_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, Turns] = WeakKeyDictionary()
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, PassTurns] = WeakKeyDictionary()

@@ -9,9 +9,9 @@ import pytest
 from aiohttp import web
 
 from extproc.adapters.adaptercalls import AdapterCalls
-from extproc.adapters.states import Action, Failure, Kind, Result
+from extproc.adapters.adapterstates import Action, CallKind, Failure, Result
+from extproc.config.configfile import parse_config
 from extproc.config.configured import call_settings, pod_access, pool_settings
-from extproc.config.file import parse_config
 from extproc.pods.pool import Pool
 from extproc.types import Endpoint
 from tests.builders import address, cards, endpoint, pick
@@ -53,7 +53,7 @@ async def test_nothing_is_loaded_that_would_mix_weights_with_requests_that_have_
     )
     calls.set_endpoints([endpoint(1)])
     async with calls.opened():
-        result = await calls.make(Action(Kind.LOAD, address(1), "a", "/a"))
+        result = await calls.make(Action(CallKind.LOAD, address(1), "a", "/a"))
 
     assert result.failure is Failure.UNSAFE_VERSION
     assert calls.counts["load", "unsafe_version"] == 1
@@ -139,4 +139,4 @@ async def check(pod: EffectPod, name: str, adapters: str, timeout_s: float = 60.
         pool.set_endpoints([where])
         pool.record_models(address(1), cards(), now=0.0)
         calls.set_endpoints([where])
-        return await calls.make(Action(Kind.CHECK, address(1), name, timeout_s=timeout_s))
+        return await calls.make(Action(CallKind.CHECK, address(1), name, timeout_s=timeout_s))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from extproc.adapters.adapterfiles import MAX_CONFIG_BYTES, AdapterFiles, Root, locate
-from extproc.adapters.states import Failure, Result
+from extproc.adapters.adapterstates import Failure, Result
 from tests.waiting import beside, eventually
 
 CONFIG = {"peft_type": "LORA", "r": 8, "bias": "none", "base_model_name_or_path": "base"}

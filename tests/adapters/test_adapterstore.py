@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from extproc.adapters.adapterstore import StoreRunner
-from extproc.adapters.scope import Known
+from extproc.adapters.scope import TokenFacts
 from extproc.adapters.stores.sqlite import Sqlite
 from tests.waiting import beside, eventually
 
@@ -25,7 +25,7 @@ def keeping(
         status=lambda _name: {},
         wait_until_ready=_never_ready,
         why_not=lambda _name: "",
-        known=Known(lambda _source, _scope: False, lambda _name: False, lambda _name: None),
+        known=TokenFacts(lambda _source, _scope: False, lambda _name: False, lambda _name: None),
         clock=clock,
     )
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.adapters.adapterstates import AdapterState
 from extproc.adapters.declared import Declaration
-from extproc.adapters.states import State
 from tests.adapters.world import FakePod, World, adapters, pods
 
 TROUBLE_S = 600.0
@@ -111,7 +111,7 @@ class Chaos:
         found, world = [], self.world
         for planner in world.planners:
             for each in self.declared:
-                if planner.state(each.name) is not State.READY:
+                if planner.state(each.name) is not AdapterState.READY:
                     found.append(f"{each.name} is {planner.state(each.name)}")
                 if planner.serving(each.name) != each.served_name:
                     found.append(f"{each.name} is served as {planner.serving(each.name)}")

@@ -11,9 +11,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import unused_port
 
+from extproc.adapters.adapterstates import Failure, Result
 from extproc.adapters.engineapi import MAX_BODY_BYTES, MAX_REASON_CHARS, load, unload
-from extproc.adapters.states import Failure, Result
-from extproc.lab.fakepod.pod import PodConfig, RunningPod
+from extproc.lab.fakepod.podserver import PodConfig, RunningPod
 from extproc.reports.engines import PROFILES
 from extproc.reports.podclient import PodClient
 from tests.fakepods import running_pod

@@ -8,9 +8,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.adapters.adapterstates import AdapterSettings, AdapterState, CallKind, Failure, Result
 from extproc.adapters.declared import Declaration, LoadMode
 from extproc.adapters.podhistory import BURST_RATIO, MINUTE_S, Window
-from extproc.adapters.states import AdapterSettings, Failure, Kind, Result, State
 from tests.adapters.world import World, adapters, pods
 
 ONE, TWO, THREE = (f"10.0.0.{number}:8000" for number in (1, 2, 3))
@@ -30,12 +30,12 @@ def load(world: World, *names: str) -> None:
 def test_adapters_that_do_not_all_fit_are_loaded_when_a_request_asks() -> None:
     world = crowded()
     assert not world.log
-    assert world.state("a3") is State.COLD
-    assert world.state("unknown") is State.UNKNOWN
+    assert world.state("a3") is AdapterState.COLD
+    assert world.state("unknown") is AdapterState.UNKNOWN
 
     world.held = ["a3", "unknown"]
     world.run(0.2)
-    assert world.state("a3") is State.LOADING
+    assert world.state("a3") is AdapterState.LOADING
     world.run(1)
 
     assert world.planner.serving("a3") == "a3"
@@ -232,7 +232,7 @@ def test_more_eager_ones_than_fit_do_not_push_each_other_out() -> None:
     world = World(pods(1, max_cpu_loras=2)).declared(*adapters(4, load=LoadMode.EAGER), for_s=60)
 
     assert len(world.pods[ONE].models) == 2
-    assert not any(action.kind is Kind.UNLOAD for _, action in world.log)
+    assert not any(action.kind is CallKind.UNLOAD for _, action in world.log)
 
 
 def test_a_version_of_an_adapter_that_nobody_asks_for_now_is_replaced_too() -> None:
@@ -251,15 +251,15 @@ def test_a_lazy_one_that_failed_is_tried_again_for_a_request_after_a_while() -> 
     world = crowded(broken={"/adapters/a0": Result(Failure.FILES, "none")})
     world.held = ["a0"]
     world.run(1)
-    assert world.state("a0") is State.FAILED
+    assert world.state("a0") is AdapterState.FAILED
     world.held = []
     world.run(60)
-    assert world.state("a0") is State.COLD
+    assert world.state("a0") is AdapterState.COLD
     world.pods[ONE].broken.clear()
 
     load(world, "a0")
 
-    assert world.state("a0") is State.READY
+    assert world.state("a0") is AdapterState.READY
 
 
 def test_requests_of_an_adapter_that_too_few_pods_have_get_more_of_it() -> None:
@@ -286,8 +286,8 @@ def test_a_router_that_does_not_lead_loads_only_what_its_own_requests_wait_for()
     world.led.clear()
     world.run(10)
 
-    assert {action.name for _, action in world.log if action.kind is Kind.LOAD} == {"a0"}
-    assert world.state("a0") is State.READY
+    assert {action.name for _, action in world.log if action.kind is CallKind.LOAD} == {"a0"}
+    assert world.state("a0") is AdapterState.READY
 
 
 def test_where_none_may_go_what_requests_wait_for_is_loaded_all_the_same() -> None:

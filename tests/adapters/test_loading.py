@@ -13,8 +13,8 @@ import pytest
 
 from extproc.adapters.declared import Declaration
 from extproc.adapters.loading import Adapters, OnTicked
+from extproc.config.configfile import parse_config
 from extproc.config.configured import call_settings, pod_access
-from extproc.config.file import parse_config
 from extproc.peers.adapterpeers import AdapterPeers
 from extproc.routing.offered import OfferedAdapters
 from extproc.routing.policies import Founding

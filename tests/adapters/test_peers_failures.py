@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from extproc.adapters.adapterstates import AdapterState, CallKind, Failure, Result, VersionState
 from extproc.adapters.declared import Declaration
-from extproc.adapters.states import Failure, Kind, Result, State, VersionState
 from tests.adapters.world import World, adapters, pods
 
 ONE, TWO, THREE = (f"10.0.0.{number}:8000" for number in (1, 2, 3))
@@ -61,11 +61,11 @@ def test_a_new_pod_gets_its_share() -> None:
 def test_a_yes_is_not_believed_until_the_pod_lists_the_adapter() -> None:
     """vLLM 11761 and 18372, AIBrix 235: loaded with status 200, and not there."""
     world = World(pods(1, lies=True)).declared(*adapters(1), for_s=4)
-    assert world.state("a0") is State.LOADING
+    assert world.state("a0") is AdapterState.LOADING
     world.run(2.2)
 
     assert world.planner.serving("a0") is None
-    assert world.state("a0") is State.FAILED
+    assert world.state("a0") is AdapterState.FAILED
     assert world.status("a0").reason is Failure.UNVERIFIED
     world.pods[ONE].lies = False
     world.until(lambda: world.planner.serving("a0") == "a0", 30)
@@ -121,7 +121,7 @@ def test_where_loading_fails_another_pod_is_tried() -> None:
     world.declare(*adapters(1))
     world.run(5)
 
-    assert world.state("a0") is State.READY
+    assert world.state("a0") is AdapterState.READY
     assert home not in world.having("a0")
 
 
@@ -130,7 +130,7 @@ def test_failures_are_said_and_tried_ever_less() -> None:
     world = World(pods(2, broken={"/adapters/a0": RANK})).declared(*adapters(1), for_s=60)
 
     status = world.status("a0")
-    assert (status.state, status.reason) == (State.FAILED, Failure.ENGINE)
+    assert (status.state, status.reason) == (AdapterState.FAILED, Failure.ENGINE)
     assert "rank 64" in status.message
     assert world.loads_of("a0") == 2 * world.settings.max_failures
     world.run(600)
@@ -143,7 +143,7 @@ def test_an_adapter_that_fails_keeps_no_other_from_being_loaded() -> None:
     world = World(pods(2, broken=broken)).declared(*adapters(9), for_s=10)
 
     assert [world.state(f"a{number}") for number in range(9)] == (
-        4 * [State.FAILED] + 5 * [State.READY]
+        4 * [AdapterState.FAILED] + 5 * [AdapterState.READY]
     )
 
 
@@ -157,7 +157,7 @@ def test_adapters_are_loaded_at_the_same_time() -> None:
 def test_repaired_files_heal_at_once() -> None:
     """Dynamo 11163: nothing made an adapter routable after its first failure."""
     world = World(pods(2, broken={"/adapters/a0": NO_FILES})).declared(*adapters(1), for_s=100)
-    assert world.state("a0") is State.FAILED
+    assert world.state("a0") is AdapterState.FAILED
 
     for pod in world.pods.values():
         pod.broken.clear()
@@ -165,7 +165,7 @@ def test_repaired_files_heal_at_once() -> None:
     world.planner.files_changed("nobody's", now=world.now)
     world.run(3)
 
-    assert world.state("a0") is State.READY
+    assert world.state("a0") is AdapterState.READY
 
 
 def test_an_edit_is_tried_at_once() -> None:
@@ -174,7 +174,7 @@ def test_an_edit_is_tried_at_once() -> None:
     world.declare(Declaration("a0", "/adapters/repaired"))
     world.run(3)
 
-    assert world.state("a0") is State.READY
+    assert world.state("a0") is AdapterState.READY
 
 
 def test_as_many_pods_as_declared_have_it() -> None:
@@ -209,7 +209,7 @@ def test_right_after_a_cold_load_the_next_request_is_served_too() -> None:
     world.until(lambda: world.planner.serving("a7") == "a7", 3)
 
     assert world.planner.holders("a7") == set(world.having("a7"))
-    assert world.state("a7") is State.READY
+    assert world.state("a7") is AdapterState.READY
 
 
 def test_an_old_version_goes_after_its_last_request_and_only_then_are_its_files_free() -> None:
@@ -240,4 +240,4 @@ def test_what_nobody_declared_is_never_unloaded() -> None:
     world.run(400)
 
     assert world.pods[ONE].models == own
-    assert not any(action.kind is Kind.UNLOAD for _, action in world.log)
+    assert not any(action.kind is CallKind.UNLOAD for _, action in world.log)

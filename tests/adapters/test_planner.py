@@ -8,20 +8,20 @@ from math import inf
 import pytest
 from msgspec.structs import replace
 
+from extproc.adapters.adapterstates import (
+    Action,
+    AdapterSettings,
+    AdapterState,
+    CallKind,
+    Failure,
+    Result,
+    VersionState,
+)
 from extproc.adapters.declared import Declaration, LoadMode
 from extproc.adapters.judging import MAX_JUDGED
 from extproc.adapters.ledger import LONG_LIST
 from extproc.adapters.placement import Capacity
 from extproc.adapters.planner import Planner
-from extproc.adapters.states import (
-    Action,
-    AdapterSettings,
-    Failure,
-    Kind,
-    Result,
-    State,
-    VersionState,
-)
 from extproc.adapters.versions import Kept
 from extproc.pods.podstate import PodState
 from extproc.types import ModelCard
@@ -43,7 +43,7 @@ def test_adapters_go_to_pods_with_their_base_model() -> None:
     assert world.having("l") == [ONE]
     assert world.having("q") == [TWO]
     assert len(world.having("any")) == 3
-    assert world.state("none") is State.FAILED
+    assert world.state("none") is AdapterState.FAILED
     assert world.status("none").reason is Failure.UNFIT
     assert "mistral" in world.status("none").message
 
@@ -54,7 +54,7 @@ def test_a_pod_whose_version_mixes_weights_loads_nothing_while_it_has_requests()
     status, counts = world.status("a"), world.planners[0].counts()
 
     assert world.having("a") == []
-    assert (status.state, status.reason) == (State.LOADING, Failure.UNSAFE_VERSION)
+    assert (status.state, status.reason) == (AdapterState.LOADING, Failure.UNSAFE_VERSION)
     assert status.message.startswith(f"{ONE}: its engine, 0.25.1, would answer running requests")
     assert counts.failures == {(ONE, Failure.UNSAFE_VERSION): 1}
     pod.num_base = 0
@@ -69,7 +69,7 @@ def test_an_adapter_without_effect_is_served_and_its_status_says_so() -> None:
     world.declared(Declaration("a", "/a"), for_s=5)
     status, counts = world.status("a"), world.planners[0].counts()
 
-    assert (status.state, status.reason) == (State.READY, Failure.NO_EFFECT)
+    assert (status.state, status.reason) == (AdapterState.READY, Failure.NO_EFFECT)
     assert status.message == f"{ONE}: it answers as its base model does"
     assert counts.failures == {(ONE, Failure.NO_EFFECT): 1}
 
@@ -154,7 +154,7 @@ def test_adapters_go_to_pods_that_carry_their_rank() -> None:
     world = World([FakePod(ONE, max_rank=16)]).declared(Declaration("r", "/r", rank=32), for_s=5)
 
     assert "rank 32" in world.status("r").message
-    assert world.state("r") is State.FAILED
+    assert world.state("r") is AdapterState.FAILED
 
 
 def test_pods_without_adapter_slots_get_none() -> None:
@@ -166,7 +166,7 @@ def test_pods_without_adapter_slots_get_none() -> None:
 def test_before_any_pod_is_up_nothing_has_failed() -> None:
     world = World(pods(1, is_up=False)).declared(*adapters(1), for_s=5)
 
-    assert world.state("a0") is State.LOADING
+    assert world.state("a0") is AdapterState.LOADING
     assert not world.log
 
 
@@ -178,13 +178,13 @@ def test_a_pod_that_refuses_all_loads_is_asked_once_in_a_long_while(failure: Fai
     world.run(100)
 
     assert len(world.log) == 1
-    assert world.state("a0") is State.FAILED
+    assert world.state("a0") is AdapterState.FAILED
     assert (world.status("a0").reason, world.status("a0").is_refused) == (failure, True)
     assert world.planner.statuses() == [world.status(f"a{number}") for number in range(5)]
-    assert world.state("a4") is State.READY
+    assert world.state("a4") is AdapterState.READY
     world.pods[ONE].broken.clear()
     world.run(world.settings.rest_s)
-    assert all(world.state(f"a{number}") is State.READY for number in range(5))
+    assert all(world.state(f"a{number}") is AdapterState.READY for number in range(5))
 
 
 def test_resolver_pods_are_sent_what_they_do_not_list_and_loaded_nothing() -> None:
@@ -213,7 +213,7 @@ def test_an_adapter_without_a_source_is_served_where_pods_have_it() -> None:
     world.run(5)
 
     assert world.planner.holders("own") == {ONE}
-    assert world.state("gone") is State.FAILED
+    assert world.state("gone") is AdapterState.FAILED
     assert "no source" in world.status("gone").message
     world.declare()
     world.run(20)
@@ -238,7 +238,7 @@ def test_spellings_of_a_path_are_the_same() -> None:
     world.run(5)
 
     assert not world.log
-    assert world.state("a") is world.state("h") is State.READY
+    assert world.state("a") is world.state("h") is AdapterState.READY
 
 
 def test_no_more_pods_than_declared_get_it_and_those_beyond_lose_it() -> None:
@@ -266,7 +266,7 @@ def test_more_replicas_than_pods_can_have_are_missed_and_all_that_can_have_it() 
     status = world.status("a")
 
     assert len(world.having("a")) == status.versions[0].ready == 3
-    assert (status.state, status.reason) == (State.READY, Failure.TOO_FEW)
+    assert (status.state, status.reason) == (AdapterState.READY, Failure.TOO_FEW)
     assert status.message == "replicas.min is 50, but the number of pods that can have it is 3"
     assert status.versions[0].desired == 50
 
@@ -328,7 +328,7 @@ def test_where_the_new_version_fails_the_old_one_goes_on_serving() -> None:
 
     assert world.planner.serving("a") == "a@1"
     assert world.having("a@1")
-    assert world.status("a").state is State.READY
+    assert world.status("a").state is AdapterState.READY
     assert "unknown module" in world.status("a").message
 
 
@@ -415,7 +415,7 @@ def test_what_is_deleted_is_unknown_at_once_and_unloaded_after_its_last_request(
     address = world.having("a0")[0]
     world.pods[address].pending["a0"] = 1
     world.declare(*adapters(2)[1:])
-    assert world.state("a0") is State.UNKNOWN
+    assert world.state("a0") is AdapterState.UNKNOWN
     assert world.planner.serving("a0") is None
     assert world.planner.holders("a0") == frozenset()
     assert world.planner.status("a0") is None
@@ -476,7 +476,7 @@ def test_an_unload_that_changed_nothing_is_tried_ever_less() -> None:
     world.declare()
     world.run(100)
 
-    assert sum(action.kind is Kind.UNLOAD for _, action in world.log) == 5
+    assert sum(action.kind is CallKind.UNLOAD for _, action in world.log) == 5
     assert world.planner.counts().failures == {(ONE, Failure.UNVERIFIED): 1}
 
 
@@ -496,7 +496,7 @@ def test_no_request_is_sent_to_a_pod_for_what_it_is_unloading() -> None:
 def test_the_end_of_a_call_that_nobody_made_changes_nothing() -> None:
     world = World(pods(1)).declared(*adapters(1), for_s=5)
 
-    stray = Action(Kind.LOAD, ONE, "a0", "/adapters/a0")
+    stray = Action(CallKind.LOAD, ONE, "a0", "/adapters/a0")
     world.planner.finished(stray, Result(Failure.ENGINE, "?"), now=world.now)
     world.run(1)
 
@@ -512,7 +512,7 @@ def test_the_end_of_a_call_to_a_pod_that_has_left_changes_nothing() -> None:
     planner.finished(action, Result(Failure.UNREACHABLE), now=2.0)
 
     assert planner.tick([], {}, now=3.0) == []
-    assert planner.state("a0") is State.LOADING
+    assert planner.state("a0") is AdapterState.LOADING
 
 
 def test_what_failed_is_tried_again_at_the_next_time_that_was_named() -> None:
@@ -527,7 +527,7 @@ def test_what_failed_is_tried_again_at_the_next_time_that_was_named() -> None:
 
     (again,) = planner.tick([state], {}, now=at_s)
 
-    assert (again.kind, again.name) == (Kind.LOAD, "a0")
+    assert (again.kind, again.name) == (CallKind.LOAD, "a0")
 
 
 def test_after_a_call_has_ended_it_is_time_to_look_again() -> None:
@@ -556,7 +556,7 @@ def test_a_pod_that_has_restarted_has_and_loads_nothing_before_it_has_listed_its
     assert planner.holders("a0") == frozenset()
     (action,) = planner.tick([listed], {}, now=51.0)
 
-    assert (action.kind, action.address, action.name) == (Kind.LOAD, ONE, "a0")
+    assert (action.kind, action.address, action.name) == (CallKind.LOAD, ONE, "a0")
 
 
 def test_with_nothing_to_do_there_is_no_next_time() -> None:
@@ -580,7 +580,7 @@ def test_thousands_are_placed_and_judged_in_several_goes() -> None:
     planner.tick([state], {}, now=0.2)
 
     assert planner.next_s > 0.2
-    assert planner.counts().by_state == {State.LOADING: num}
+    assert planner.counts().by_state == {AdapterState.LOADING: num}
 
 
 def test_a_listing_that_was_overtaken_is_not_looked_at() -> None:
@@ -619,7 +619,7 @@ def test_several_that_fail_on_one_pod_alone_are_its_trouble_and_tried_again_soon
 
     world.run(30)
 
-    assert all(world.state(f"a{number}") is State.READY for number in range(3))
+    assert all(world.state(f"a{number}") is AdapterState.READY for number in range(3))
 
 
 def test_a_pod_that_comes_back_is_tried_at_once() -> None:
@@ -629,7 +629,7 @@ def test_a_pod_that_comes_back_is_tried_at_once() -> None:
     world.pods[ONE].is_up = True
     world.run(3)
 
-    assert world.state("a0") is State.READY
+    assert world.state("a0") is AdapterState.READY
 
 
 def test_calm_pods_come_first() -> None:
@@ -669,7 +669,7 @@ def test_what_is_deleted_while_it_is_yet_to_be_judged_is_gone() -> None:
     planner.declare(adapters(1), now=0.0)
     planner.tick([state], {}, now=0.1)
 
-    assert planner.counts().by_state == {State.LOADING: 1}
+    assert planner.counts().by_state == {AdapterState.LOADING: 1}
 
 
 def test_a_version_that_pods_have_again_is_not_gone() -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from extproc.adapters.adapterstates import AdapterSettings, AdapterState, CallKind, Failure, Result
 from extproc.adapters.declared import Declaration, LoadMode
-from extproc.adapters.states import AdapterSettings, Failure, Kind, Result, State
 from tests.adapters.world import FakePod, World
 
 ONE, TWO, THREE = (f"10.0.0.{number}:8000" for number in (1, 2, 3))
@@ -23,7 +23,7 @@ def asked(world: World, served: str = "a") -> list[str]:
     return [
         action.address
         for _, action in world.log
-        if action.kind is Kind.CHECK and action.name == served
+        if action.kind is CallKind.CHECK and action.name == served
     ]
 
 
@@ -48,9 +48,9 @@ def test_a_loaded_adapter_gets_no_requests_before_its_check_has_ended() -> None:
 
     world.until(lambda: world.having("a") == [ONE], most_s=5)
     assert served_while(world, lambda: world.run(5)) == set()
-    assert world.state("a") is State.LOADING
+    assert world.state("a") is AdapterState.LOADING
     world.run(2)
-    assert (world.state("a"), world.planner.holders("a")) == (State.READY, frozenset({ONE}))
+    assert (world.state("a"), world.planner.holders("a")) == (AdapterState.READY, frozenset({ONE}))
     assert asked(world) == [ONE]
 
 
@@ -61,7 +61,7 @@ def test_one_without_effect_is_never_served_and_loaded_ever_more_rarely() -> Non
 
     assert served_while(world, lambda: world.run(600)) == set()
     status = world.status("a")
-    assert (status.state, status.reason) == (State.FAILED, Failure.NO_EFFECT)
+    assert (status.state, status.reason) == (AdapterState.FAILED, Failure.NO_EFFECT)
     assert world.having("a") == []
     assert world.loads_of("a") <= 3 * (2 + 600 / 300)
 
@@ -75,7 +75,7 @@ def test_what_one_pod_says_of_an_adapter_keeps_it_from_no_other() -> None:
     world.run(20)
 
     assert {world.planner.holders(name) for name in names} == {frozenset({TWO, THREE})}
-    assert {world.state(name) for name in names} == {State.READY}
+    assert {world.state(name) for name in names} == {AdapterState.READY}
     assert not liar.models
 
 
@@ -85,7 +85,7 @@ def test_what_a_pod_that_answers_nothing_should_have_goes_to_others() -> None:
     names = [f"a{number}" for number in range(12)]
     world.declare(*(Declaration(name, f"/{name}") for name in names))
     world.run(20)
-    assert {world.state(name) for name in names} == {State.READY}
+    assert {world.state(name) for name in names} == {AdapterState.READY}
 
     hangs.checks, hangs.check_s = None, 0.1
     world.run(120)
@@ -147,7 +147,7 @@ def test_one_that_only_pods_can_find_is_refused_and_stays_where_it_is() -> None:
 def test_one_that_nobody_asks_for_is_not_checked_and_the_first_request_waits_for_it() -> None:
     pod = FakePod(ONE, models={"a": "/a"})
     world = world_of(pod).declared(Declaration("a", "/a", load=LoadMode.LAZY), for_s=10)
-    assert (asked(world), world.state("a")) == ([], State.COLD)
+    assert (asked(world), world.state("a")) == ([], AdapterState.COLD)
 
     world.held = ["a"]
     world.run(2)
@@ -205,7 +205,7 @@ def test_a_resolver_shows_it_by_answering() -> None:
     refuses = FakePod(ONE, is_resolver=True, without_effect={"a"})
     other = world_of(refuses).declared(Declaration("a", "/a"), for_s=60)
     assert other.planner.holders("a") == frozenset()
-    assert not [action for _, action in other.log if action.kind is not Kind.CHECK]
+    assert not [action for _, action in other.log if action.kind is not CallKind.CHECK]
 
 
 def test_checks_of_a_busy_pod_are_paced_but_for_what_requests_wait_for() -> None:
@@ -214,7 +214,7 @@ def test_checks_of_a_busy_pod_are_paced_but_for_what_requests_wait_for() -> None
     world = world_of(pod)
     world.declare(*(Declaration(name, f"/{name}") for name in names))
     world.run(10)
-    num = len([action for _, action in world.log if action.kind is Kind.CHECK])
+    num = len([action for _, action in world.log if action.kind is CallKind.CHECK])
     assert 0 < num < 30
 
     waits = next(name for name in names if not world.planner.holders(name))

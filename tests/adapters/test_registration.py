@@ -17,7 +17,7 @@ from yarl import URL
 
 from extproc.adapters.declared import ITEMS_A_PLACE
 from extproc.adapters.registration import MAX_AT_ONCE, MAX_WAITING, Registration
-from extproc.adapters.scope import Known, Scope, Users
+from extproc.adapters.scope import TokenFacts, TokenScope, Users
 from extproc.adapters.stores.content import StoreError, StoreFullError
 from extproc.adapters.stores.sqlite import Sqlite
 from extproc.adapters.stores.store import Store
@@ -118,7 +118,7 @@ class Port:
             status=lambda name: self.status or {"state": f"of {name}"},
             wait_until_ready=self._wait,
             why_not=lambda new: "the configuration has it" if new.name == "of/config" else "",
-            known=Known(self._has_others, lambda name: name == "base", lambda name: None),
+            known=TokenFacts(self._has_others, lambda name: name == "base", lambda name: None),
             ready_s=60,
             on_change=self.changes.append,
         )
@@ -128,7 +128,7 @@ class Port:
             limits=limits,
         )
 
-    def _has_others(self, source: str, scope: Scope) -> bool:
+    def _has_others(self, source: str, scope: TokenScope) -> bool:
         entries = self.store.entries.items()
         users = Users({name: each.declaration.source for name, each in entries})
         return users.has_others(source, scope)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.adapters.declared import Declaration, Target, Terms
-from extproc.adapters.scope import Known, Scope, Users, plain
+from extproc.adapters.declared import AliasTarget, Declaration, Terms
+from extproc.adapters.scope import TokenFacts, TokenScope, Users, plain
 
 A = ("a-*",)
 SOURCES = {
@@ -22,18 +22,22 @@ SOURCES = {
 PRIORITIES = {"base": 5, "batch": -5, "a-routed": 10, "a-low": -2}
 
 
-def known(sources: Mapping[str, str] = SOURCES) -> Known:
+def known(sources: Mapping[str, str] = SOURCES) -> TokenFacts:
     users = Users(sources)
-    return Known(users.has_others, lambda name: name in ("base", "batch", "a-base"), PRIORITIES.get)
+    return TokenFacts(
+        users.has_others, lambda name: name in ("base", "batch", "a-base"), PRIORITIES.get
+    )
 
 
-def code(declared: Declaration, scope: Scope | None = None) -> str:
-    excess = (scope or Scope(A)).excess(declared, known())
+def code(declared: Declaration, scope: TokenScope | None = None) -> str:
+    excess = (scope or TokenScope(A)).excess(declared, known())
     return "" if excess is None else excess.code
 
 
 def alias(*targets: str, name: str = "a-x", priority: int | None = None) -> Declaration:
-    return Declaration(name, terms=Terms(priority=priority, targets=tuple(map(Target, targets))))
+    return Declaration(
+        name, terms=Terms(priority=priority, targets=tuple(map(AliasTarget, targets)))
+    )
 
 
 # --- names --------------------------------------------------------------------------------------
@@ -48,17 +52,17 @@ def alias(*targets: str, name: str = "a-x", priority: int | None = None) -> Decl
     ],
 )
 def test_names_are_those_of_its_patterns(name: str, may: bool) -> None:
-    assert Scope(A).may(name) is may
-    assert Scope().may(name)
+    assert TokenScope(A).may(name) is may
+    assert TokenScope().may(name)
 
 
 def test_a_name_that_could_be_a_version_of_anothers_is_not_its_own() -> None:
-    assert not Scope(("*-sql",)).may("b@x-sql")
-    assert Scope(("*-sql", "b")).may("b@x-sql")
+    assert not TokenScope(("*-sql",)).may("b@x-sql")
+    assert TokenScope(("*-sql", "b")).may("b@x-sql")
 
 
 def test_nothing_in_a_pattern_but_the_star_is_special() -> None:
-    scope = Scope(("a[b]?", "x.y"))
+    scope = TokenScope(("a[b]?", "x.y"))
 
     assert scope.may("a[b]?")
     assert not any(map(scope.may, ("ab?", "ab1", "xzy")))
@@ -67,7 +71,7 @@ def test_nothing_in_a_pattern_but_the_star_is_special() -> None:
 def test_a_limited_token_declares_nothing_with_a_base_models_name() -> None:
     assert code(Declaration("a-base")) == "name_not_allowed"
     assert code(Declaration("b")) == "name_not_allowed"
-    assert code(Declaration("a-base"), Scope()) == ""
+    assert code(Declaration("a-base"), TokenScope()) == ""
 
 
 # --- sources ------------------------------------------------------------------------------------
@@ -86,7 +90,7 @@ def test_without_sources_a_limited_token_declares_nothing_of_names_that_are_not_
     source: str,
 ) -> None:
     assert code(Declaration("a-x", source)) == "source_not_allowed"
-    assert code(Declaration("x", source), Scope()) == ""
+    assert code(Declaration("x", source), TokenScope()) == ""
 
 
 @pytest.mark.parametrize(
@@ -114,7 +118,7 @@ def test_without_sources_it_declares_what_nobody_else_does(source: str) -> None:
 )
 def test_with_sources_it_declares_those_alone(source: str, may: bool) -> None:
     for names in (A, ()):
-        scope = Scope(names, ("/adapters/a-*", "hf:Team-A/*"))
+        scope = TokenScope(names, ("/adapters/a-*", "hf:Team-A/*"))
         assert code(Declaration("a-x", source), scope) == ("" if may else "source_not_allowed")
 
 
@@ -134,7 +138,7 @@ def test_others_use_a_source_if_theirs_is_the_same_or_above_or_below_it(
 
     users = Users(sources)
 
-    scopes = ((Scope(A), "pq"), (Scope(("p",)), ["q", "a-1", "a-2"]), (Scope(), ()))
+    scopes = ((TokenScope(A), "pq"), (TokenScope(("p",)), ["q", "a-1", "a-2"]), (TokenScope(), ()))
     for scope, others in (*scopes, *scopes):
         assert users.has_others(path, scope) is any(
             is_above(sources[name], path) or is_above(path, sources[name])
@@ -163,12 +167,12 @@ def test_a_limited_tokens_aliases_are_for_its_own_names_and_base_models(
     targets: tuple[str, ...], may: bool
 ) -> None:
     assert code(alias(*targets)) == ("" if may else "target_not_allowed")
-    assert code(alias(*targets), Scope()) == ""
-    assert code(alias(*targets), Scope(A, targets=("b-*", "unknown"))) == ""
+    assert code(alias(*targets), TokenScope()) == ""
+    assert code(alias(*targets), TokenScope(A, targets=("b-*", "unknown"))) == ""
 
 
 def test_targets_of_a_token_for_all_names_may_be_limited_alone() -> None:
-    scope = Scope(targets=("b-*",))
+    scope = TokenScope(targets=("b-*",))
 
     assert code(alias("b-private"), scope) == code(alias("base"), scope) == ""
     assert code(alias("a-1"), scope) == "target_not_allowed"
@@ -204,8 +208,8 @@ def test_where_nothing_is_said_the_routes_priority_counts() -> None:
 
 def test_a_named_priority_counts_before_routes() -> None:
     for names in (A, ()):
-        scope = Scope(names, max_priority=3)
+        scope = TokenScope(names, max_priority=3)
         assert code(alias("batch", priority=3), scope) == ""
         assert code(alias("base", priority=4), scope) == "priority_not_allowed"
         assert code(Declaration("a-routed"), scope) == "priority_not_allowed"
-    assert code(alias("base", priority=2**31 - 1), Scope()) == ""
+    assert code(alias("base", priority=2**31 - 1), TokenScope()) == ""

@@ -13,18 +13,18 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 
-from extproc.adapters.declared import Declaration
-from extproc.adapters.planner import Planner, unsafe, without_effect
-from extproc.adapters.states import (
+from extproc.adapters.adapterstates import (
     Action,
     AdapterSettings,
+    AdapterState,
     AdapterStatus,
+    CallKind,
     Counts,
     Failure,
-    Kind,
     Result,
-    State,
 )
+from extproc.adapters.declared import Declaration
+from extproc.adapters.planner import Planner, unsafe, without_effect
 from extproc.pods.podstate import PodState
 from extproc.types import ModelCard
 
@@ -73,11 +73,11 @@ class FakePod:
 
     def call(self, action: Action) -> Result:
         """Do what is asked, as the engine does."""
-        if action.kind is Kind.UNLOAD:
+        if action.kind is CallKind.UNLOAD:
             if not self.lies:
                 self.models.pop(action.name, None)
             return Result()
-        if action.kind is Kind.CHECK:
+        if action.kind is CallKind.CHECK:
             if self.checks is not None:
                 return self.checks
             root = self.models.get(action.name, action.name if self.is_resolver else None)
@@ -229,13 +229,13 @@ class World:
         pod = self.pods[action.address]
         self.log.append((self.now, action))
         self._check(number, action, pod)
-        assert bool(action.path) is (action.kind is Kind.LOAD)
+        assert bool(action.path) is (action.kind is CallKind.LOAD)
         self._in_flight[number].add(action.address)
-        is_load = action.kind is Kind.LOAD
+        is_load = action.kind is CallKind.LOAD
         self._loading[number] += is_load
         if is_load and pod.num_base + pod.pending.total():
             pod.loads.append(self.now)
-        is_check = action.kind is Kind.CHECK
+        is_check = action.kind is CallKind.CHECK
         generation, takes_s = pod.generation, pod.load_s if is_load else 0.01
         takes_s = pod.check_s if is_check else takes_s
         takes_s = takes_s if pod.is_up else 0.1
@@ -263,14 +263,14 @@ class World:
     def _check(self, number: int, action: Action, pod: FakePod) -> None:
         """Check every limit and promise that a call could break."""
         assert action.address not in self._in_flight[number], "two calls at once to one pod"
-        if action.kind is Kind.LOAD:
+        if action.kind is CallKind.LOAD:
             assert self._loading[number] < self.settings.max_loads, "too many loads in the fleet"
             recent = [s for s in pod.loads if s > self.now - 60 + 1e-6]
             is_serving = pod.num_base + pod.pending.total()
             most = self.settings.max_loads_per_minute * len(self.planners)
             assert not is_serving or len(recent) < most, "too many loads a minute"
             return
-        if action.kind is Kind.CHECK:
+        if action.kind is CallKind.CHECK:
             return
         assert action.name not in self.static[action.address], "unloaded what nobody declared"
         if pod.pending[action.name]:
@@ -308,13 +308,13 @@ class World:
         return [pod.address for pod in self.pods.values() if served in pod.models]
 
     def loads_of(self, served: str) -> int:
-        return sum(action.kind is Kind.LOAD and action.name == served for _, action in self.log)
+        return sum(action.kind is CallKind.LOAD and action.name == served for _, action in self.log)
 
     @property
     def planner(self) -> Planner:
         return self.planners[0]
 
-    def state(self, name: str) -> State:
+    def state(self, name: str) -> AdapterState:
         return self.planner.state(name)
 
     def status(self, name: str) -> AdapterStatus:

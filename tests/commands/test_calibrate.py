@@ -12,7 +12,7 @@ from extproc.commands.lab import lab_app
 from extproc.lab.calibration.calibrate import calibrate
 from extproc.lab.calibration.live import CalibrationError
 from extproc.lab.engine.profiles import INSTANT
-from extproc.lab.fakepod.pod import PodConfig
+from extproc.lab.fakepod.podserver import PodConfig
 from tests.fakepods import running_pod
 
 ADAPTERS = ("a", "b", "c", "d", "e")

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from extproc.commands.demo import adapters, policies
-from extproc.commands.demo.fleet import ADAPTERS
+from extproc.commands.demo import adapterlife, policies
+from extproc.commands.demo.demofleet import ADAPTERS
 from extproc.commands.demo.policies import (
     MAX_OUTPUT_TOKENS,
     NUM_PODS,
@@ -20,7 +20,7 @@ from extproc.commands.demo.policies import (
     Run,
     make_workload,
 )
-from extproc.lab.fakepod.pod import PodConfig
+from extproc.lab.fakepod.podserver import PodConfig
 from extproc.lab.loadtest.replay import ReplaySettings, replay
 from extproc.lab.workload.exchange import RequestRecord
 from tests.commandline import Command, commands, invoke
@@ -170,7 +170,7 @@ def test_the_exit_status_says_whether_requests_failed(
         pass
 
     monkeypatch.setattr(policies, "compare", compare)
-    monkeypatch.setattr(adapters, "show_life", show_life)
+    monkeypatch.setattr(adapterlife, "show_life", show_life)
 
     assert invoke("demo").exit_code == status
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from extproc.commands.eppflags import FLAGS, IGNORED, KINDS, FlagError, Kind, help_text
-from extproc.commands.eppplan import Plan, plan
+from extproc.commands.eppflags import FLAGS, IGNORED, KINDS, FlagError, FlagKind, help_text
+from extproc.commands.eppplan import EppPlan, plan
 from extproc.config import Config
-from extproc.config.file import ConfigError
+from extproc.config.configfile import ConfigError
 from tests.commandline import error_line, invoke
 
 CERTIFICATE = (Path("made.crt"), Path("made.key"))
@@ -21,7 +21,7 @@ OURS = "discovery: {static: ['10.0.0.7:8000']}\n"
 THEIRS = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins: []\n"
 
 
-def planned(*arguments: str, environment: Mapping[str, str] | None = None) -> Plan:
+def planned(*arguments: str, environment: Mapping[str, str] | None = None) -> EppPlan:
     return plan(arguments, environment=environment or {}, make_certificate=lambda: CERTIFICATE)
 
 
@@ -295,8 +295,8 @@ def test_another_picker_s_configuration_is_ignored_with_a_warning(file: Path) ->
 @pytest.mark.parametrize("name", sorted(IGNORED))
 def test_a_flag_without_effect_is_named_in_one_line_unless_it_asks_for_nothing(name: str) -> None:
     other = {
-        Kind.SWITCH: "false" if IGNORED[name].fits == ("true",) else "true",
-        Kind.NUMBER: "7",
+        FlagKind.SWITCH: "false" if IGNORED[name].fits == ("true",) else "true",
+        FlagKind.NUMBER: "7",
     }.get(KINDS[name], "other")
     [line] = planned(*POOL, f"--{name}={other}").warnings()
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from extproc.commands.eppflags import (
     FlagError,
-    Kind,
+    FlagKind,
     parse_flags,
     to_bool,
     to_bytes,
@@ -28,7 +28,7 @@ def test_a_flag_that_may_not_be_repeated_takes_one_value() -> None:
         parse_flags(["--pool-name=a", "--pool-name=b"], KINDS, **once)
 
 
-KINDS = {"pool-name": Kind.TEXT, "secure-serving": Kind.SWITCH, "v": Kind.NUMBER}
+KINDS = {"pool-name": FlagKind.TEXT, "secure-serving": FlagKind.SWITCH, "v": FlagKind.NUMBER}
 
 
 @pytest.mark.parametrize(

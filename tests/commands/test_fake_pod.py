@@ -17,8 +17,8 @@ import msgspec
 import pytest
 
 from extproc.lab.engine.profiles import INSTANT, PROFILES, as_yaml
-from extproc.lab.fakepod import pod
-from extproc.lab.fakepod.pod import PodConfig, start_pod
+from extproc.lab.fakepod import podserver
+from extproc.lab.fakepod.podserver import PodConfig, start_pod
 from extproc.stack.processes import free_port
 from tests.commandline import error_line, invoke
 from tests.servers import needs_ipv6
@@ -142,7 +142,7 @@ async def test_a_pod_on_an_ipv6_address_says_where_it_is() -> None:
 def configs_of(monkeypatch: pytest.MonkeyPatch, *options: str) -> list[PodConfig]:
     """What the pods of these options would run with."""
     made: list[PodConfig] = []
-    monkeypatch.setattr(pod, "run_pods", lambda configs, *_, **__: made.extend(configs))
+    monkeypatch.setattr(podserver, "run_pods", lambda configs, *_, **__: made.extend(configs))
     result = invoke("fake-pod", *options)
     assert result.exit_code == 0, result.output
     return made

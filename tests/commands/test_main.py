@@ -17,8 +17,8 @@ import aiohttp
 import pytest
 
 from extproc import __version__
-from extproc.envoy.bootstrap import BootstrapOptions, Mode, RequestBody, TlsFiles, render
-from extproc.lab.fakepod.pod import PodConfig, RunningPod
+from extproc.envoy.bootstrap import BodyDelivery, BootstrapOptions, Mode, TlsFiles, render
+from extproc.lab.fakepod.podserver import PodConfig, RunningPod
 from extproc.observe.interpreter import interpreter
 from tests.commandline import error_line, invoke
 from tests.e2e.conftest import running_envoy
@@ -235,7 +235,7 @@ def test_the_founding_preset_is_one_destination_with_buffered_bodies() -> None:
         (["--fail-open"], {"failure_mode_allow": True}),
         (["--no-fail-open"], {"failure_mode_allow": False}),
         (["--allow-mode-override"], {"allow_mode_override": True}),
-        (["--body", "headers-only"], {"request_body": RequestBody.HEADERS_ONLY}),
+        (["--body", "headers-only"], {"request_body": BodyDelivery.HEADERS_ONLY}),
         (
             ["--mode", "override-host", "--pod", "10.0.0.7:8000"],
             {"mode": Mode.OVERRIDE_HOST, "static_pods": ("10.0.0.7:8000",)},

@@ -17,9 +17,9 @@ import pytest
 import yaml
 from aiohttp import web
 
-from extproc.commands.up import pods as up_pods
-from extproc.config.file import parse_config
-from extproc.lab.fakepod.pod import PodConfig, start_pod
+from extproc.commands.up import givenpods as up_pods
+from extproc.config.configfile import parse_config
+from extproc.lab.fakepod.podserver import PodConfig, start_pod
 from extproc.stack.processes import free_port
 from extproc.stack.stack import find_envoy
 from tests.commandline import error_line, invoke
@@ -201,7 +201,7 @@ def test_a_gateway_on_a_usual_port_of_the_router_moves_the_router() -> None:
 
 
 def test_the_page_s_commands_split_what_is_printed_into_the_two_files(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "your-pods.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "your-givenpods.md").read_text(encoding="utf-8")
     (block,) = (each for each in blocks(page, "sh") if "mv " in each)
     ours = f"{shlex.quote(sys.executable)} -m extproc "
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from extproc.files.tls import server_context
-from extproc.lab.fakepod.pod import PodConfig, build_app, start_pod
+from extproc.lab.fakepod.podserver import PodConfig, build_app, start_pod
 from extproc.stack.processes import free_port
 from tests.adapters.test_adapterfiles import write as write_adapter
 from tests.commandline import Command, commands, error_line, invoke, snippets

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from extproc.config import Config
-from extproc.config.file import load_config
+from extproc.config.configfile import load_config
 from tests.commandline import invoke
 from tests.compose.files import COMPOSE, FILES, PROFILES, ROOT, mounts, services
 

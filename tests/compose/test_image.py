@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from extproc.config.file import load_config
+from extproc.config.configfile import load_config
 from tests.compose.files import FILES, ROOT, dockerfile, services
 
 STAGES = [index for index, (word, _) in enumerate(dockerfile()) if word == "FROM"]

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from extproc.config import Config
-from extproc.config.discovery import StaticEndpoint
-from extproc.config.file import (
+from extproc.config.configfile import (
     MAX_MISTAKES,
     REMOVED,
     ConfigError,
@@ -23,6 +22,7 @@ from extproc.config.file import (
     load_config,
     parse_config,
 )
+from extproc.config.discovery import StaticEndpoint
 from extproc.paths import DEFAULT_INFERENCE_PATHS
 from extproc.reports.engines import PROFILES
 from extproc.routing.policies import BUILT_IN

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from extproc.config import configured
-from extproc.config.file import parse_config
+from extproc.config.configfile import parse_config
 
 MIB = 1024 * 1024
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.config.file import ConfigError, parse_config
+from extproc.config.configfile import ConfigError, parse_config
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from extproc.config import Config, reference
 from extproc.config.base import section_in
-from extproc.config.file import parse_config
+from extproc.config.configfile import parse_config
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "configuration.md"

@@ -11,7 +11,7 @@ import pytest
 
 from extproc.discovery.kubernetes.kubewatch import MAX_REST_S, ListWatch, WatchStats, WatchTimes
 from extproc.discovery.kubernetes.objects import InferenceObjective, objectives_query
-from extproc.discovery.kubernetes.store import ApiError
+from extproc.discovery.kubernetes.objectstore import ApiError
 from tests.logs import warnings
 from tests.virtualtime import in_virtual_time
 from tests.waiting import beside

@@ -19,7 +19,7 @@ import pytest_asyncio
 
 from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
 from extproc.lab.engine.profiles import INSTANT
-from extproc.lab.fakepod.pod import PodConfig, RunningPod
+from extproc.lab.fakepod.podserver import PodConfig, RunningPod
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess
 from tests.fakepods import running_pods
 from tests.servers import tcp_server

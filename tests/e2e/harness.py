@@ -22,7 +22,7 @@ from yarl import URL
 from extproc.stack.processes import ChildProcess as ChildProcess
 from extproc.stack.processes import StackError
 from extproc.stack.processes import free_port as free_port
-from extproc.stack.stack import Envoy, Router
+from extproc.stack.stack import Envoy, ServeProcess
 
 
 def peak_memory_bytes(process: ChildProcess) -> int:
@@ -76,7 +76,7 @@ class EnvoyProcess(Envoy):
         return all(f"{cluster}::{each}::health_flags::healthy\n" in page for each in addresses)
 
 
-class RouterProcess(Router):
+class RouterProcess(ServeProcess):
     """A router process, with questions that tests ask it.
 
     Args:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from extproc.lab.fakepod.pod import RunningPod
+from extproc.lab.fakepod.podserver import RunningPod
 from tests.e2e.conftest import PATIENCE_S
 from tests.e2e.harness import Answer, Client, chat
 from tests.waiting import eventually

@@ -10,16 +10,16 @@ from statistics import fmean, stdev
 
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.engine.profiles import H100_8B
-from extproc.lab.fakepod.pod import RunningPod
+from extproc.lab.fakepod.podserver import RunningPod
 from extproc.lab.fleet.fleet import BASE_MODEL, Fleet
 from extproc.lab.fleet.settings import FleetSettings
 from extproc.lab.loadtest.fleetfiles import pod_configs
 from extproc.lab.loadtest.replay import ReplaySettings, replay
 from extproc.lab.loadtest.results import Percentiles
 from extproc.lab.workload.exchange import RequestRecord, as_fleet_result
-from extproc.lab.workload.flights import FleetResult, PodTotals
 from extproc.lab.workload.judge import Slo, measure, percentile
 from extproc.lab.workload.requests import Workload
+from extproc.lab.workload.running import FleetResult, PodTotals
 from extproc.lab.workload.synthetic import zipf
 from extproc.routing.policies import Founding, LeastPending, Policy, RoundRobin
 from tests.e2e.conftest import router_config, running_envoy

@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 
 from extproc.envoy.bootstrap import Mode
-from extproc.lab.fakepod.pod import PodConfig, RunningPod
+from extproc.lab.fakepod.podserver import PodConfig, RunningPod
 from tests.e2e.conftest import PATIENCE_S, router_config, running_envoy
 from tests.e2e.harness import Client, RouterProcess, free_port
 from tests.fakepods import running_pods

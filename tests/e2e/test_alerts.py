@@ -16,9 +16,9 @@ import aiohttp
 import pytest
 import yaml
 
-from extproc.envoy.bootstrap import BootstrapOptions, Mode, RequestBody, render
+from extproc.envoy.bootstrap import BodyDelivery, BootstrapOptions, Mode, render
 from extproc.lab.engine.profiles import INSTANT
-from extproc.lab.fakepod.pod import PodConfig
+from extproc.lab.fakepod.podserver import PodConfig
 from extproc.stack.processes import free_port
 from tests.e2e.conftest import behind_envoy, own_pods, router_config, running_envoy
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, connection_manager
@@ -163,7 +163,7 @@ async def test_a_policy_a_router_and_a_filter_with_faults(http: aiohttp.ClientSe
         await start(buggy)
         filters: list[tuple[RouterProcess, dict[str, Any]]] = [
             (buggy, {}),
-            (by_policy, {"request_body": RequestBody.STREAMED_STRICT}),
+            (by_policy, {"request_body": BodyDelivery.STREAMED_STRICT}),
         ]
         others = [
             Client((await start(running_envoy(Mode.ORIGINAL_DST, router, **options))).url, http)

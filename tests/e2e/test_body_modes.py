@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from extproc.envoy.bootstrap import Mode, RequestBody
-from extproc.lab.fakepod.pod import RunningPod
+from extproc.envoy.bootstrap import BodyDelivery, Mode
+from extproc.lab.fakepod.podserver import RunningPod
 from tests.e2e.conftest import NUM_PODS, PATIENCE_S, running_envoy
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat, h2_request
 from tests.waiting import eventually
@@ -27,22 +27,22 @@ class Case:
     """One configuration of Envoy."""
 
     mode: Mode
-    body: RequestBody
+    body: BodyDelivery
     response_phases: bool = False
 
     def __str__(self) -> str:
         return f"{self.mode}-{self.body}" + ("-and-responses" if self.response_phases else "")
 
 
-WITH_RESPONSES = (RequestBody.BUFFERED, RequestBody.STREAMED, RequestBody.FULL_DUPLEX)
+WITH_RESPONSES = (BodyDelivery.BUFFERED, BodyDelivery.STREAMED, BodyDelivery.FULL_DUPLEX)
 CASES = [
-    *(Case(mode, body) for mode, body in product(Mode, RequestBody)),
+    *(Case(mode, body) for mode, body in product(Mode, BodyDelivery)),
     *(Case(mode, body, response_phases=True) for mode, body in product(Mode, WITH_RESPONSES)),
 ]
 AS_SHIPPED = [
-    Case(Mode.ORIGINAL_DST, RequestBody.BUFFERED),
-    Case(Mode.OVERRIDE_HOST, RequestBody.BUFFERED),
-    Case(Mode.FULL_DUPLEX, RequestBody.FULL_DUPLEX),
+    Case(Mode.ORIGINAL_DST, BodyDelivery.BUFFERED),
+    Case(Mode.OVERRIDE_HOST, BodyDelivery.BUFFERED),
+    Case(Mode.FULL_DUPLEX, BodyDelivery.FULL_DUPLEX),
 ]
 """The configurations in envoy/."""
 
@@ -74,7 +74,7 @@ async def gateway(
 ) -> AsyncIterator[Gateway]:
     case: Case = request.param
     asked = fallback_router if case.mode is Mode.OVERRIDE_HOST else router
-    asks_for_body = case.body is RequestBody.STREAMED_STRICT
+    asks_for_body = case.body is BodyDelivery.STREAMED_STRICT
     if asks_for_body:
         asked = asking_router
     async with running_envoy(
@@ -149,7 +149,7 @@ async def test_a_body_that_comes_in_two_parts_is_routed(gateway: Gateway) -> Non
 
 
 async def test_a_request_with_trailers_is_routed(gateway: Gateway) -> None:
-    in_parts = gateway.case.body not in (RequestBody.BUFFERED, RequestBody.HEADERS_ONLY)
+    in_parts = gateway.case.body not in (BodyDelivery.BUFFERED, BodyDelivery.HEADERS_ONLY)
     if gateway.case.mode is not Mode.FULL_DUPLEX and in_parts:
         pytest.skip("Envoy 1.40 sends the body twice, where the router may retry (issue 45470)")
 
@@ -160,9 +160,9 @@ async def test_a_request_with_trailers_is_routed(gateway: Gateway) -> None:
 
 
 async def test_trailers_without_a_body_are_an_error_at_once(gateway: Gateway) -> None:
-    if gateway.case.body is RequestBody.STREAMED:
+    if gateway.case.body is BodyDelivery.STREAMED:
         pytest.skip("Envoy keeps the trailers until the reply to the headers: 504 in the end")
-    if gateway.case.body is RequestBody.HEADERS_ONLY:
+    if gateway.case.body is BodyDelivery.HEADERS_ONLY:
         pytest.skip("Envoy does not ask the router about them: there is no body")
 
     answer = await h2_request(gateway.envoy.port, b"", has_trailers=True)
@@ -206,7 +206,7 @@ async def test_without_the_body_in_time_the_error_names_the_setting(
     mode: Mode, router: RouterProcess, http: aiohttp.ClientSession
 ) -> None:
     """STREAMED alone cannot route, and asking for the body is not allowed here."""
-    async with running_envoy(mode, router, request_body=RequestBody.STREAMED_STRICT) as envoy:
+    async with running_envoy(mode, router, request_body=BodyDelivery.STREAMED_STRICT) as envoy:
         answer = await Client(envoy.url, http).chat("only-1")
 
     assert (answer.status, answer.error_code) == (500, "body_not_sent")
@@ -226,7 +226,7 @@ async def test_a_body_that_names_a_second_model_reaches_no_pod_whole(
     gateway: Gateway, pods: list[RunningPod], http: aiohttp.ClientSession
 ) -> None:
     """Engines use the last name: no request may be routed by the first and served by the last."""
-    if gateway.case.body in (RequestBody.HEADERS_ONLY, RequestBody.BUFFERED_PARTIAL):
+    if gateway.case.body in (BodyDelivery.HEADERS_ONLY, BodyDelivery.BUFFERED_PARTIAL):
         pytest.skip("the router does not see the rest of the body")
     before = await served(pods, http)
 
@@ -237,7 +237,7 @@ async def test_a_body_that_names_a_second_model_reaches_no_pod_whole(
 
     answer = await gateway.client.request("POST", "/v1/chat/completions", two_names())
 
-    if gateway.case.body is RequestBody.STREAMED:
+    if gateway.case.body is BodyDelivery.STREAMED:
         assert (answer.status, answer.error_code) == (400, "invalid_body")
         assert await served(pods, http) == before
     else:

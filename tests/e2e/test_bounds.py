@@ -18,7 +18,7 @@ import pytest_asyncio
 
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.engine.profiles import INSTANT
-from extproc.lab.fakepod.pod import PodConfig, RunningPod
+from extproc.lab.fakepod.podserver import PodConfig, RunningPod
 from tests.e2e.conftest import behind_envoy, pod_config, router_config, running_envoy
 from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess, chat, peak_memory_bytes
 from tests.fakepods import running_pods

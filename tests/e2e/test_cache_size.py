@@ -10,7 +10,7 @@ import pytest
 
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.engine.profiles import INSTANT
-from extproc.lab.fakepod.pod import PodConfig
+from extproc.lab.fakepod.podserver import PodConfig
 from extproc.learned.cachesize import OBSERVATIONS_PER_LOOK
 from tests.e2e.conftest import router_config, running_envoy
 from tests.e2e.harness import Client, RouterProcess

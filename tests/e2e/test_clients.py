@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from extproc import __version__
 from extproc.envoy.bootstrap import Mode
-from extproc.lab.fakepod.pod import RunningPod
+from extproc.lab.fakepod.podserver import RunningPod
 from tests.e2e.conftest import running_envoy
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat, free_port, raw_request
 

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from extproc.lab.fakepod.pod import RunningPod
+from extproc.lab.fakepod.podserver import RunningPod
 from tests.e2e.conftest import SLOW, behind_envoy, own_pods, router_config
 from tests.e2e.harness import Client, RouterProcess
 from tests.waiting import eventually

@@ -19,7 +19,7 @@ import pytest
 import pytest_asyncio
 from grpc import aio
 
-from extproc.lab.fakepod.pod import RunningPod
+from extproc.lab.fakepod.podserver import RunningPod
 from tests.e2e.charts import (
     CHOSEN_HEADER,
     DESTINATION,

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from extproc.envoy.bootstrap import Mode
-from extproc.lab.fakepod.pod import RunningPod
+from extproc.lab.fakepod.podserver import RunningPod
 from tests.e2e.conftest import (
     NUM_PODS,
     SLOW,

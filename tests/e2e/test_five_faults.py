@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from extproc.lab.engine.profiles import INSTANT
-from extproc.lab.fakepod.pod import PodConfig
+from extproc.lab.fakepod.podserver import PodConfig
 from tests.e2e.conftest import behind_envoy, own_pods, router_config
 from tests.e2e.harness import RouterProcess
 from tests.e2e.prometheus import watched

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from extproc.envoy.bootstrap import Mode
-from extproc.lab.fakepod.pod import PodConfig
+from extproc.lab.fakepod.podserver import PodConfig
 from extproc.stack.stack import FakePod
 from tests.e2e.conftest import SLOW, behind_envoy, running_envoy
 from tests.e2e.harness import Answer, Client, RouterProcess

@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from extproc.envoy.bootstrap import Mode, RequestBody
-from extproc.lab.fakepod.pod import RunningPod
+from extproc.envoy.bootstrap import BodyDelivery, Mode
+from extproc.lab.fakepod.podserver import RunningPod
 from tests.e2e.conftest import SLOW, own_pods, router_config, running_envoy
 from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess
 from tests.waiting import eventually
@@ -76,15 +76,15 @@ async def has_no_errors(envoy: EnvoyProcess) -> bool:
 @pytest.mark.parametrize(
     ("mode", "body"),
     [
-        (Mode.ORIGINAL_DST, RequestBody.BUFFERED),
-        (Mode.ORIGINAL_DST, RequestBody.BUFFERED_PARTIAL),
-        (Mode.ORIGINAL_DST, RequestBody.STREAMED),
-        (Mode.ORIGINAL_DST, RequestBody.HEADERS_ONLY),
-        (Mode.FULL_DUPLEX, RequestBody.FULL_DUPLEX),
+        (Mode.ORIGINAL_DST, BodyDelivery.BUFFERED),
+        (Mode.ORIGINAL_DST, BodyDelivery.BUFFERED_PARTIAL),
+        (Mode.ORIGINAL_DST, BodyDelivery.STREAMED),
+        (Mode.ORIGINAL_DST, BodyDelivery.HEADERS_ONLY),
+        (Mode.FULL_DUPLEX, BodyDelivery.FULL_DUPLEX),
     ],
 )
 async def test_every_held_request_is_served_once_what_it_waits_for_has_ended(
-    holder: RouterProcess, http: aiohttp.ClientSession, mode: Mode, body: RequestBody
+    holder: RouterProcess, http: aiohttp.ClientSession, mode: Mode, body: BodyDelivery
 ) -> None:
     async with running_envoy(
         mode, holder, request_body=body, message_timeout_s=MESSAGE_TIMEOUT_S

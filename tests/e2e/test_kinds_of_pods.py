@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from extproc.envoy.bootstrap import Mode
-from extproc.lab.fakepod.pod import PodConfig, RunningPod
+from extproc.lab.fakepod.podserver import PodConfig, RunningPod
 from tests.e2e.conftest import SLOW, behind_envoy, router_config
 from tests.e2e.harness import Client
 from tests.fakepods import running_pods

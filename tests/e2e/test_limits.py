@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from extproc.envoy.bootstrap import Mode, RequestBody
-from extproc.lab.fakepod.pod import RunningPod
+from extproc.envoy.bootstrap import BodyDelivery, Mode
+from extproc.lab.fakepod.podserver import RunningPod
 from tests.e2e.conftest import MAX_BODY_BYTES, router_config, running_envoy
 from tests.e2e.harness import (
     Answer,
@@ -62,10 +62,10 @@ async def test_the_limit_is_exact_over_http1_and_http2(
 
 
 @pytest.mark.parametrize(
-    "body", [RequestBody.BUFFERED, RequestBody.STREAMED, RequestBody.FULL_DUPLEX]
+    "body", [BodyDelivery.BUFFERED, BodyDelivery.STREAMED, BodyDelivery.FULL_DUPLEX]
 )
 async def test_without_a_content_length_the_limit_is_exact_where_the_whole_body_is_read(
-    body: RequestBody, router: RouterProcess, http: aiohttp.ClientSession
+    body: BodyDelivery, router: RouterProcess, http: aiohttp.ClientSession
 ) -> None:
     """With the model at the end, so that no prefix decides."""
     async with running_envoy(Mode.ORIGINAL_DST, router, request_body=body) as envoy:
@@ -80,7 +80,7 @@ async def test_a_partial_body_with_the_model_behind_the_limit_is_too_large(
     async with running_envoy(
         Mode.ORIGINAL_DST,
         router,
-        request_body=RequestBody.BUFFERED_PARTIAL,
+        request_body=BodyDelivery.BUFFERED_PARTIAL,
         max_body_bytes=64 * 1024,
     ) as envoy:
         client = Client(envoy.url, http)

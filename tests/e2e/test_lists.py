@@ -6,7 +6,7 @@ import asyncio
 
 import aiohttp
 
-from extproc.lab.fakepod.pod import RunningPod
+from extproc.lab.fakepod.podserver import RunningPod
 from tests.e2e.conftest import behind_envoy, router_config
 
 

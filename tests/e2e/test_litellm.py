@@ -15,7 +15,7 @@ import pytest_asyncio
 import yaml
 
 from extproc.envoy.bootstrap import Mode
-from extproc.lab.fakepod.pod import RunningPod
+from extproc.lab.fakepod.podserver import RunningPod
 from extproc.stack.processes import get_page
 from tests.e2e.conftest import own_pods, router_config, running_envoy
 from tests.e2e.harness import Answer, ChildProcess, Client, EnvoyProcess, RouterProcess, free_port

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from extproc.envoy.bootstrap import Mode
-from extproc.lab.fakepod.pod import PodConfig
+from extproc.lab.fakepod.podserver import PodConfig
 from tests.e2e.conftest import router_config, running_envoy
 from tests.e2e.harness import RouterProcess
 from tests.fakepods import running_pods

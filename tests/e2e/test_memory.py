@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
-from extproc.envoy.bootstrap import Mode, RequestBody
-from extproc.lab.fakepod.pod import RunningPod
+from extproc.envoy.bootstrap import BodyDelivery, Mode
+from extproc.lab.fakepod.podserver import RunningPod
 from tests.e2e.conftest import router_config, running_envoy
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat, peak_memory_bytes
 from tests.waiting import eventually
@@ -29,12 +29,12 @@ MEMORY_BYTES = 512 * MIB
 """Of the container that such a budget is the default for."""
 NUM_STALLED, NUM_WHOLE, NUM_SMALL = 36, 80, 40
 LARGE = chat("only-1", padding_bytes=15_000_000, is_model_last=True)
-MODES = [RequestBody.BUFFERED, RequestBody.STREAMED, RequestBody.FULL_DUPLEX]
+MODES = [BodyDelivery.BUFFERED, BodyDelivery.STREAMED, BodyDelivery.FULL_DUPLEX]
 
 
 @asynccontextmanager
 async def stack(
-    pods: Sequence[RunningPod], body: RequestBody
+    pods: Sequence[RunningPod], body: BodyDelivery
 ) -> AsyncIterator[tuple[RouterProcess, EnvoyProcess]]:
     """A router of its own, and an Envoy that takes bodies of 16 MiB to it."""
     request = {"max_body_bytes": MAX_BODY_BYTES, "max_bytes_in_memory": BUDGET_BYTES}
@@ -110,7 +110,7 @@ async def has_begun(envoy: EnvoyProcess, num_requests: int) -> bool:
 
 @pytest.mark.parametrize("body", [pytest.param(MODES[0], marks=pytest.mark.long), *MODES[1:]])
 async def test_stalled_and_whole_uploads_at_once_neither_end_the_router_nor_harm_others(
-    body: RequestBody, pods: list[RunningPod], http: aiohttp.ClientSession
+    body: BodyDelivery, pods: list[RunningPod], http: aiohttp.ClientSession
 ) -> None:
     async with stack(pods, body) as (router, envoy):
         stalled = [

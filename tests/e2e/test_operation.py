@@ -14,7 +14,7 @@ import yaml
 
 from extproc.envoy.bootstrap import Mode, TlsFiles
 from extproc.lab.engine.profiles import INSTANT
-from extproc.lab.fakepod.pod import RunningPod
+from extproc.lab.fakepod.podserver import RunningPod
 from tests.e2e.conftest import knows_pods, own_pods, router_config, running_envoy
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat
 from tests.pki import Pki

@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 import yaml
 
-from extproc.lab.fakepod.pod import RunningPod
+from extproc.lab.fakepod.podserver import RunningPod
 from tests.e2e.charts import Chart, EppProcess, gateway_config
 from tests.e2e.conftest import router_config
 from tests.e2e.harness import Client, EnvoyProcess, chat, connection_manager, raw_request

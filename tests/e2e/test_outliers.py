@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from extproc.envoy.bootstrap import Mode
-from extproc.lab.fakepod.pod import PodConfig, build_app
+from extproc.lab.fakepod.podserver import PodConfig, build_app
 from extproc.learned.ejections import NUM_TRIALS
 from tests.e2e.conftest import (
     SLOW,

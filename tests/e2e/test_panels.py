@@ -15,7 +15,7 @@ import pytest
 
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.engine.profiles import INSTANT
-from extproc.lab.fakepod.pod import PodConfig, RunningPod
+from extproc.lab.fakepod.podserver import PodConfig, RunningPod
 from extproc.stack.processes import free_port
 from tests.compose.test_dashboard import dashboard, panels
 from tests.e2e.conftest import router_config, running_envoy

@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 import yaml
 
-from extproc.envoy.bootstrap import BootstrapOptions, Mode, RequestBody, render
-from extproc.lab.fakepod.pod import RunningPod
+from extproc.envoy.bootstrap import BodyDelivery, BootstrapOptions, Mode, render
+from extproc.lab.fakepod.podserver import RunningPod
 from tests.e2e.conftest import (
     MAX_BODY_BYTES,
     NUM_PODS,
@@ -160,11 +160,11 @@ async def test_without_another_pod_the_same_one_is_dialled_again(
     assert list(refused.values()) == [2]
 
 
-@pytest.mark.parametrize("body", list(RequestBody), ids=str)
+@pytest.mark.parametrize("body", list(BodyDelivery), ids=str)
 async def test_the_whole_body_goes_to_a_fallback_in_every_body_mode(
-    body: RequestBody, http: aiohttp.ClientSession
+    body: BodyDelivery, http: aiohttp.ClientSession
 ) -> None:
-    asks_for_body = body is RequestBody.STREAMED_STRICT
+    asks_for_body = body is BodyDelivery.STREAMED_STRICT
     config = {**RARE_SCRAPES, "request": {"allow_mode_override": asks_for_body}}
     async with (
         pods_read_elsewhere() as (pods, page),

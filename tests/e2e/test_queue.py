@@ -18,7 +18,7 @@ import pytest
 
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.engine.profiles import INSTANT
-from extproc.lab.fakepod.pod import PodConfig
+from extproc.lab.fakepod.podserver import PodConfig
 from tests.e2e.conftest import SLOW, router_config, running_envoy
 from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess
 from tests.fakepods import running_pods

@@ -11,8 +11,8 @@ from typing import Any
 
 import aiohttp
 
-from extproc.envoy.bootstrap import Mode, RequestBody
-from extproc.lab.fakepod.pod import RunningPod
+from extproc.envoy.bootstrap import BodyDelivery, Mode
+from extproc.lab.fakepod.podserver import RunningPod
 from tests.e2e.conftest import running_envoy
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, free_port, raw_request
 from tests.e2e.test_adapters import TOKEN, Scene, registering, store_in
@@ -71,7 +71,7 @@ async def test_the_paths_of_registration_are_not_served_by_default(
         AsyncExitStack() as stack,
     ):
         envoys = []
-        for body in RequestBody:
+        for body in BodyDelivery:
             options: dict[str, Any] = {"request_body": body, "failure_mode_allow": True}
             running = running_envoy(Mode.ORIGINAL_DST, scene.router, **options)
             envoys.append(await stack.enter_async_context(running))

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.lab.fakepod.pod import RunningPod
+from extproc.lab.fakepod.podserver import RunningPod
 from extproc.protocol import DESTINATION_KEY, MARK_HEADER
 from tests.e2e.charts import PLAIN_CHARTS, Chart, EppProcess, gateway_config
 from tests.e2e.conftest import NUM_PODS, own_pods, router_config

@@ -14,7 +14,7 @@ import pytest_asyncio
 import yaml
 
 from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
-from extproc.lab.fakepod.pod import RunningPod
+from extproc.lab.fakepod.podserver import RunningPod
 from tests.e2e.conftest import MAX_BODY_BYTES, behind_envoy, router_config, running_envoy
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess
 from tests.e2e.load import Load, outcome

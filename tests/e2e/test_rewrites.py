@@ -15,8 +15,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from extproc.envoy.bootstrap import Mode, RequestBody
-from extproc.lab.fakepod.pod import RunningPod
+from extproc.envoy.bootstrap import BodyDelivery, Mode
+from extproc.lab.fakepod.podserver import RunningPod
 from tests.e2e.charts import Chart, EppProcess, gateway_config
 from tests.e2e.conftest import behind_envoy, own_pods, router_config, running_envoy, seen_by
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat, h2_request
@@ -77,7 +77,7 @@ async def gateway(
             router = RouterProcess(config(pods, allow_mode_override=asks, restore_model=True))
             await stack.enter_async_context(router)
             mode = Mode.FULL_DUPLEX if kind == "full-duplex" else Mode.ORIGINAL_DST
-            body = RequestBody.STREAMED_STRICT if asks else RequestBody(kind)
+            body = BodyDelivery.STREAMED_STRICT if asks else BodyDelivery(kind)
             envoy = await stack.enter_async_context(
                 running_envoy(mode, router, request_body=body, allow_mode_override=asks)
             )
@@ -198,7 +198,7 @@ async def test_streamed_bodies_are_refused_where_they_would_need_another_model(
     pods: list[RunningPod], http: aiohttp.ClientSession
 ) -> None:
     async with (
-        behind_envoy(config(pods), http, request_body=RequestBody.STREAMED) as (_, client),
+        behind_envoy(config(pods), http, request_body=BodyDelivery.STREAMED) as (_, client),
     ):
         alias, plain = await client.chat("s"), await client.chat("only-1")
 

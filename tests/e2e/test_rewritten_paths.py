@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
-from extproc.lab.fakepod.pod import RunningPod
+from extproc.lab.fakepod.podserver import RunningPod
 from extproc.paths import DEFAULT_INFERENCE_PATHS
 from tests.e2e.conftest import router_config
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat, connection_manager

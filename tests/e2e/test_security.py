@@ -15,8 +15,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from extproc.envoy.bootstrap import Mode, RequestBody
-from extproc.lab.fakepod.pod import RunningPod
+from extproc.envoy.bootstrap import BodyDelivery, Mode
+from extproc.lab.fakepod.podserver import RunningPod
 from extproc.wire.rpc import Method
 from extproc.wire.server import serve
 from tests.e2e.conftest import running_envoy
@@ -408,9 +408,9 @@ async def test_other_forms_of_a_request_line_reach_nobody(
 # --- what the router gets to see -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("body", [RequestBody.HEADERS_ONLY, RequestBody.BUFFERED])
+@pytest.mark.parametrize("body", [BodyDelivery.HEADERS_ONLY, BodyDelivery.BUFFERED])
 async def test_metadata_namespaces_cannot_be_written_by_a_body(
-    router: RouterProcess, http: aiohttp.ClientSession, victim: Victim, body: RequestBody
+    router: RouterProcess, http: aiohttp.ClientSession, victim: Victim, body: BodyDelivery
 ) -> None:
     """Only the model is read from a body, whatever else it claims to be."""
     claim: dict[str, Any] = {"envoy.lb": {DESTINATION: victim.address}, DESTINATION: victim.address}

@@ -15,7 +15,7 @@ import aiohttp
 
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.engine.profiles import INSTANT
-from extproc.lab.fakepod.pod import RunningPod
+from extproc.lab.fakepod.podserver import RunningPod
 from tests.browser import running_browser
 from tests.commandline import error_line, invoke
 from tests.e2e.conftest import own_pods, router_config, running_envoy

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from extproc.envoy.bootstrap import Mode, RequestBody
+from extproc.envoy.bootstrap import BodyDelivery, Mode
 from extproc.request.steering import FIELDS, HEADERS
 from tests.e2e.conftest import behind_envoy
 from tests.e2e.harness import Answer
@@ -43,15 +43,15 @@ class Pod:
 @pytest.mark.parametrize(
     ("mode", "body", "becomes"),
     [
-        (Mode.ORIGINAL_DST, RequestBody.BUFFERED, "cut out"),
-        (Mode.FULL_DUPLEX, RequestBody.FULL_DUPLEX, "cut out"),
-        (Mode.ORIGINAL_DST, RequestBody.STREAMED, "refused"),
-        (Mode.ORIGINAL_DST, RequestBody.BUFFERED, "passed through"),
+        (Mode.ORIGINAL_DST, BodyDelivery.BUFFERED, "cut out"),
+        (Mode.FULL_DUPLEX, BodyDelivery.FULL_DUPLEX, "cut out"),
+        (Mode.ORIGINAL_DST, BodyDelivery.STREAMED, "refused"),
+        (Mode.ORIGINAL_DST, BodyDelivery.BUFFERED, "passed through"),
     ],
     ids=str,
 )
 async def test_what_steers_an_engine_reaches_no_pod_unless_it_is_passed_through(
-    http: aiohttp.ClientSession, mode: Mode, body: RequestBody, becomes: str
+    http: aiohttp.ClientSession, mode: Mode, body: BodyDelivery, becomes: str
 ) -> None:
     pod = Pod()
     async with web_server(pod.answer) as url:

@@ -14,7 +14,7 @@ import yaml
 from aiohttp import web
 
 from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
-from extproc.lab.fakepod.pod import RunningPod
+from extproc.lab.fakepod.podserver import RunningPod
 from tests.e2e.conftest import router_config
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat, connection_manager
 from tests.servers import serving_app

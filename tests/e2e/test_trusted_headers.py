@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
-from extproc.lab.fakepod.pod import RunningPod
+from extproc.lab.fakepod.podserver import RunningPod
 from extproc.request.controlheaders import MODEL_REWRITE
 from tests.e2e.conftest import SLOW, own_pods, router_config, running_envoy
 from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess, chat, set_header_first

@@ -21,7 +21,7 @@ from extproc.adapters.stores.store import Store as Declarations
 from extproc.adapters.stores.writing import ANY_TAG
 from extproc.config.adapters import StoreConfig
 from extproc.envoy.bootstrap import Mode
-from extproc.lab.fakepod.pod import PodConfig
+from extproc.lab.fakepod.podserver import PodConfig
 from extproc.service.stores import make_medium
 from tests.adapters.stores.cutter import Cut, Cutter
 from tests.adapters.stores.media import KEY, RedisServer

@@ -13,7 +13,7 @@ import aiohttp
 import yaml
 
 from extproc.lab.engine.profiles import INSTANT
-from extproc.lab.fakepod.pod import PodConfig, RunningPod
+from extproc.lab.fakepod.podserver import PodConfig, RunningPod
 from extproc.stack.processes import free_port, has_page
 from tests.e2e.conftest import behind_envoy, router_config
 from tests.e2e.harness import Client, RouterProcess

@@ -13,7 +13,7 @@ import yaml
 
 from extproc.address import MAX_UNIX_PATH_BYTES
 from extproc.commands.envoy import MAX_MESSAGE_TIMEOUT_S, MAX_S, MIN_S
-from extproc.envoy.bootstrap import BootstrapOptions, Mode, RequestBody, TlsFiles, render
+from extproc.envoy.bootstrap import BodyDelivery, BootstrapOptions, Mode, TlsFiles, render
 from extproc.paths import DEFAULT_INFERENCE_PATHS
 from extproc.stack.stack import find_envoy
 from extproc.wire.httpserver import DEFAULT_HTTP_LIMITS
@@ -303,29 +303,29 @@ def test_other_paths_replace_the_listed_ones_and_keep_the_rest() -> None:
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        (RequestBody.BUFFERED, "BUFFERED"),
-        (RequestBody.BUFFERED_PARTIAL, "BUFFERED_PARTIAL"),
-        (RequestBody.STREAMED, "STREAMED"),
-        (RequestBody.STREAMED_STRICT, "STREAMED"),
-        (RequestBody.FULL_DUPLEX, "FULL_DUPLEX_STREAMED"),
-        (RequestBody.HEADERS_ONLY, "NONE"),
+        (BodyDelivery.BUFFERED, "BUFFERED"),
+        (BodyDelivery.BUFFERED_PARTIAL, "BUFFERED_PARTIAL"),
+        (BodyDelivery.STREAMED, "STREAMED"),
+        (BodyDelivery.STREAMED_STRICT, "STREAMED"),
+        (BodyDelivery.FULL_DUPLEX, "FULL_DUPLEX_STREAMED"),
+        (BodyDelivery.HEADERS_ONLY, "NONE"),
     ],
 )
 @ALL_MODES
 def test_the_body_mode_is_an_option_of_every_file(
-    mode: Mode, body: RequestBody, expected: str
+    mode: Mode, body: BodyDelivery, expected: str
 ) -> None:
     config = ext_proc(rendered(mode=mode, request_body=body))
 
     assert config["processing_mode"]["request_body_mode"] == expected
     sends_early = config.get("send_body_without_waiting_for_header_response", False)
-    assert sends_early == (body is RequestBody.STREAMED)
+    assert sends_early == (body is BodyDelivery.STREAMED)
 
 
-@pytest.mark.parametrize("body", list(RequestBody))
+@pytest.mark.parametrize("body", list(BodyDelivery))
 @ALL_MODES
 def test_envoy_retries_where_it_has_another_address_however_the_body_comes(
-    mode: Mode, body: RequestBody
+    mode: Mode, body: BodyDelivery
 ) -> None:
     routes = manager(rendered(mode=mode, request_body=body))["route_config"]["virtual_hosts"][0][
         "routes"
@@ -409,7 +409,7 @@ def test_the_address_that_is_dialled_comes_from_metadata_whatever_header_came() 
 
 
 def test_with_headers_only_envoy_reads_the_model_and_passes_it_on() -> None:
-    document = rendered(request_body=RequestBody.HEADERS_ONLY)
+    document = rendered(request_body=BodyDelivery.HEADERS_ONLY)
 
     first = manager(document)["http_filters"][0]
     assert first["name"] == "envoy.filters.http.json_to_metadata"
@@ -419,10 +419,10 @@ def test_with_headers_only_envoy_reads_the_model_and_passes_it_on() -> None:
 
 @pytest.mark.parametrize(
     ("body", "response_body"),
-    [(RequestBody.FULL_DUPLEX, "FULL_DUPLEX_STREAMED"), (RequestBody.BUFFERED, "NONE")],
+    [(BodyDelivery.FULL_DUPLEX, "FULL_DUPLEX_STREAMED"), (BodyDelivery.BUFFERED, "NONE")],
 )
 def test_response_phases_bring_the_body_in_full_duplex_alone(
-    body: RequestBody, response_body: str
+    body: BodyDelivery, response_body: str
 ) -> None:
     mode = ext_proc(rendered(request_body=body, response_phases=True))["processing_mode"]
 
@@ -477,7 +477,7 @@ def combinations() -> list[BootstrapOptions]:
     """Every mode, body mode and response phase; each other option once per mode."""
     crossed = [
         BootstrapOptions(mode=mode, request_body=body, response_phases=phases)
-        for mode, body, phases in itertools.product(Mode, RequestBody, (True, False))
+        for mode, body, phases in itertools.product(Mode, BodyDelivery, (True, False))
     ]
     others = [
         BootstrapOptions(

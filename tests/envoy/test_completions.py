@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from extproc.bounds import MAX_ATTEMPTS, MAX_DURATION_S, MAX_LAG_S, MAX_STATUS
 from extproc.envoy.completions import ENTRIES_A_PASS, MAX_PUT_OFF, CompletionService
 from extproc.learned.evidence import Evidence
-from extproc.passes import Turns
+from extproc.passes import PassTurns
 from extproc.pods.accounting import Completion
 from extproc.types import Outcome
 from extproc.wire.rpc import Code
@@ -350,7 +350,7 @@ class Later:
 
     def __init__(self) -> None:
         self._calls: list[Callable[[], None]] = []
-        self.turns = Turns(self._call_later)
+        self.turns = PassTurns(self._call_later)
 
     def _call_later(self, _after_s: float, callback: Callable[[], None]) -> Any:
         self._calls.append(callback)

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from extproc.envoy.bootstrap import Mode
-from extproc.lab.fakepod.pod import PodConfig, RunningPod
+from extproc.lab.fakepod.podserver import PodConfig, RunningPod
 from tests.e2e.conftest import SLOW, router_config, running_envoy
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess
 from tests.fakepods import running_pods

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from extproc.commands.labrun import read_result
-from extproc.lab.fakepod.pod import PodConfig
+from extproc.lab.fakepod.podserver import PodConfig
 from tests.commandline import invoke
 from tests.e2e.conftest import behind_envoy, router_config
 from tests.e2e.harness import free_port

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from extproc.lab.fakepod.pod import RunningPod
+from extproc.lab.fakepod.podserver import RunningPod
 from tests.e2e.harness import Client, RouterProcess
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster

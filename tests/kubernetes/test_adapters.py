@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from extproc.discovery.kubernetes.objects import ROUTE_GROUP
-from extproc.lab.fakepod.pod import PodConfig, RunningPod
+from extproc.lab.fakepod.podserver import PodConfig, RunningPod
 from tests.e2e.conftest import behind_envoy
 from tests.e2e.harness import Answer, Client, RouterProcess, free_port
 from tests.fakepods import running_pods

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from extproc.config.file import parse_config
+from extproc.config.configfile import parse_config
 from tests.kubernetes.chart import (
     CHART,
     example_values,

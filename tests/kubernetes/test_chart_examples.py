@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from extproc.config.file import parse_config
+from extproc.config.configfile import parse_config
 from tests.compose.promql import metrics_in, series_in
 from tests.e2e.harness import RouterProcess
 from tests.kubernetes.apiserver import ApiServer

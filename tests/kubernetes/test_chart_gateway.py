@@ -19,7 +19,7 @@ import aiohttp
 import pytest
 import yaml
 
-from extproc.lab.fakepod.pod import PodConfig
+from extproc.lab.fakepod.podserver import PodConfig
 from tests.e2e.forwarder import Switch
 from tests.e2e.harness import Client, RouterProcess
 from tests.fakepods import running_pods

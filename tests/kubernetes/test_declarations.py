@@ -19,8 +19,8 @@ from extproc.discovery.kubernetes.apiserver import Kubernetes
 from extproc.discovery.kubernetes.declarations import Declarations
 from extproc.discovery.kubernetes.kubewatch import WatchTimes
 from extproc.discovery.kubernetes.objects import ROUTE_GROUP, PoolRef
+from extproc.discovery.kubernetes.objectstatus import AdapterReport, VersionReport
 from extproc.discovery.kubernetes.source import KubernetesDiscovery
-from extproc.discovery.kubernetes.status import AdapterReport, VersionReport
 from extproc.routing.modelroutes import Objective
 from extproc.routing.precedence import Merged, Offer, RuleSet, merge
 from extproc.routing.rewrites import Rewrites

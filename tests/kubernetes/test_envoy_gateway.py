@@ -19,7 +19,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from extproc.lab.fakepod.pod import RunningPod
+from extproc.lab.fakepod.podserver import RunningPod
 from tests.e2e.conftest import pod_config
 from tests.e2e.forwarder import Switch
 from tests.e2e.harness import Client

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from extproc.lab.fakepod.pod import RunningPod
+from extproc.lab.fakepod.podserver import RunningPod
 from tests import clients
 from tests.e2e.charts import (
     HEALTH_NAMES,

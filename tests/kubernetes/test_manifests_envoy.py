@@ -19,7 +19,7 @@ import pytest
 import pytest_asyncio
 
 from extproc.lab.engine.profiles import INSTANT, EngineProfile
-from extproc.lab.fakepod.pod import RunningPod
+from extproc.lab.fakepod.podserver import RunningPod
 from tests.e2e.conftest import SLOW, own_pods, pages_of, pod_config
 from tests.e2e.harness import (
     Client,

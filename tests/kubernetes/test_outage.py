@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from grpc import aio
 
-from extproc.lab.fakepod.pod import RunningPod, start_pod
+from extproc.lab.fakepod.podserver import RunningPod, start_pod
 from tests import clients
 from tests.e2e.conftest import pod_config
 from tests.e2e.harness import RouterProcess, free_port

@@ -10,7 +10,7 @@ import yaml
 
 from extproc.commands.eppplan import plan
 from extproc.config import Config
-from extproc.config.file import parse_config
+from extproc.config.configfile import parse_config
 from extproc.envoy.bootstrap import BootstrapOptions, render
 from extproc.paths import DEFAULT_INFERENCE_PATHS
 from extproc.request.stream import HOLD_MARGIN_S

@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from extproc.lab.fakepod.pod import PodConfig, RunningPod
+from extproc.lab.fakepod.podserver import PodConfig, RunningPod
 from tests.e2e.conftest import behind_envoy
 from tests.e2e.harness import Client, free_port
 from tests.fakepods import running_pods

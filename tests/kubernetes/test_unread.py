@@ -17,7 +17,7 @@ from aiohttp import web
 
 from extproc.discovery.kubernetes.objects import ROUTE_GROUP
 from extproc.envoy.bootstrap import Mode
-from extproc.lab.fakepod.pod import PodConfig
+from extproc.lab.fakepod.podserver import PodConfig
 from tests.e2e.conftest import behind_envoy, running_envoy
 from tests.e2e.harness import Client, RouterProcess, free_port
 from tests.fakepods import running_pods

@@ -8,8 +8,8 @@ from typing import Any
 
 from extproc.lab.fleet.fleet import Fleet
 from extproc.lab.fleet.settings import FleetEvent, FleetSettings
-from extproc.lab.workload.flights import FleetResult
 from extproc.lab.workload.requests import Arrival, Workload
+from extproc.lab.workload.running import FleetResult
 from extproc.routing.policies import LeastPending, Policy
 from extproc.types import Choice, RequestInfo, Snapshot
 

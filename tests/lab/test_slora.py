@@ -10,8 +10,8 @@ from extproc.lab.fleet.settings import FleetSettings
 from extproc.lab.opponents import opponent
 from extproc.lab.opponents.slora import SloraRoom
 from extproc.lab.trials.suites import find_suite, make_trial_parts, parse_suite
-from extproc.lab.workload.flights import FleetResult, FlightState
 from extproc.lab.workload.judge import Slo, measure
+from extproc.lab.workload.running import FleetResult, FlightState
 from extproc.types import Choice, RequestInfo, Snapshot, Wait
 from tests.builders import endpoint_view, snapshot
 from tests.lab.lab import arrival, workload

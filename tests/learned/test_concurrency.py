@@ -17,7 +17,7 @@ from extproc.learned.concurrency import (
     SPARE,
     START,
     START_S,
-    Room,
+    EndpointRoom,
 )
 from extproc.pods.listeners import NOBODY, Nobody, WaitingLine
 from extproc.pods.pool import Pool, PoolSettings
@@ -29,7 +29,7 @@ from tests.otherrouters import OtherRouter
 REPORT_S = 0.05
 
 
-def has_room(room: Room, num_known: int, most: int | None, *, is_known: bool) -> bool:
+def has_room(room: EndpointRoom, num_known: int, most: int | None, *, is_known: bool) -> bool:
     return room.is_open(num_known, most, is_known=is_known)
 
 
@@ -37,7 +37,7 @@ class Engine:
     """The reports of an engine, and the picks that were sent there."""
 
     def __init__(self) -> None:
-        self.room = Room()
+        self.room = EndpointRoom()
         self.now = 100.0
         self.picks: list[float] = []
 

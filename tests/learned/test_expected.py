@@ -9,7 +9,7 @@ import pytest
 
 from extproc.learned.concurrency import START
 from extproc.learned.expected import FULL_RATIO, STILL_S, UNSEEN_S, WAITED_S, Expected
-from extproc.pods.accounting import Accounting, AccountingSettings, Source
+from extproc.pods.accounting import Accounting, AccountingSettings, EndSource
 from extproc.pods.pool import Pool, PoolSettings
 from extproc.types import Pick
 from tests.builders import address, cards, endpoint, pick, report, request
@@ -332,14 +332,14 @@ def test_a_pod_in_trouble_is_due_its_report(trouble: str) -> None:
 @pytest.mark.parametrize(
     ("source", "is_read_seldom"),
     [
-        (Source.AUTO, True),  # as long as no page has shown that the log is silent
-        (Source.ACCESS_LOG, True),
-        (Source.RESPONSE_PHASES, True),
-        (Source.SCRAPE, False),
+        (EndSource.AUTO, True),  # as long as no page has shown that the log is silent
+        (EndSource.ACCESS_LOG, True),
+        (EndSource.RESPONSE_PHASES, True),
+        (EndSource.SCRAPE, False),
     ],
 )
 def test_while_ends_are_left_to_reports_they_are_asked_for_all_the_time(
-    source: Source, is_read_seldom: bool
+    source: EndSource, is_read_seldom: bool
 ) -> None:
     scene = Scene()
     accounting = Accounting(scene.pool, "self", settings=AccountingSettings(source=source))

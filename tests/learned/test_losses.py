@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.learned.losses import MAX_TITLES, STEADY_S, Line, Losses, Part
+from extproc.learned.losses import MAX_TITLES, STEADY_S, LogLine, Losses, PodPart
 from extproc.types import EndpointView, Snapshot
 from tests.builders import address
 
@@ -16,7 +16,7 @@ REFUSED = "connection refused"
 UNAUTHORIZED = "HTTP 401 Unauthorized: pods.api_key_file?"
 
 
-def text(line: Line) -> str:
+def text(line: LogLine) -> str:
     return line.template % line.values
 
 
@@ -31,7 +31,7 @@ class Fleet:
         self.unready: set[int] = set()
         self.reported: dict[int, float] = {}
         self.refusing: set[int] = set()
-        self.lines: list[Line] = []
+        self.lines: list[LogLine] = []
 
     def view(self, number: int) -> EndpointView:
         reported_s = self.reported.get(number)
@@ -47,18 +47,18 @@ class Fleet:
     def report(self, number: int) -> None:
         self.refusing.discard(number)
         self.reported[number] = self.now
-        self.losses.answered(address(number), Part.REPORTS, now=self.now)
+        self.losses.answered(address(number), PodPart.REPORTS, now=self.now)
 
     def fail(self, number: int, cause: str = REFUSED) -> None:
         if cause == REFUSED:
             self.refusing.add(number)
-        self.losses.failed(address(number), Part.REPORTS, cause, now=self.now)
+        self.losses.failed(address(number), PodPart.REPORTS, cause, now=self.now)
 
     def list_models(self, number: int, cause: str = "") -> None:
         if cause:
-            self.losses.failed(address(number), Part.MODELS, cause, now=self.now)
+            self.losses.failed(address(number), PodPart.MODELS, cause, now=self.now)
         else:
-            self.losses.answered(address(number), Part.MODELS, now=self.now)
+            self.losses.answered(address(number), PodPart.MODELS, now=self.now)
 
     def look(self) -> list[str]:
         views = tuple(self.view(number) for number in self.pods)
@@ -112,7 +112,7 @@ def test_a_pod_without_a_name_is_called_by_its_address() -> None:
     view = EndpointView(address(0), address(0), is_known=False)
     losses.look(Snapshot((view,), 0.0))
     for now in (0.0, 1.0):
-        losses.failed(address(0), Part.REPORTS, REFUSED, now=now)
+        losses.failed(address(0), PodPart.REPORTS, REFUSED, now=now)
     [line] = losses.look(Snapshot((view,), 3.0))
 
     assert text(line) == "10.0.0.0:8000: no reports for 3 s: connection refused; lost: 1 of 1"
@@ -398,8 +398,8 @@ def test_a_pod_that_loses_both_parts_is_one_warning() -> None:
 
 def test_events_of_unknown_pods_are_ignored() -> None:
     fleet = healthy(1)
-    fleet.losses.answered("10.9.9.9:1", Part.MODELS, now=fleet.now)
-    fleet.losses.failed("10.9.9.9:1", Part.REPORTS, REFUSED, now=fleet.now)
+    fleet.losses.answered("10.9.9.9:1", PodPart.MODELS, now=fleet.now)
+    fleet.losses.failed("10.9.9.9:1", PodPart.REPORTS, REFUSED, now=fleet.now)
 
     assert fleet.run(5) == []
 

@@ -28,7 +28,14 @@ from extproc.learned.ejections import (
 from extproc.learned.evidence import Evidence, verdicts
 from extproc.learned.outliers import MAX_DOUBTS, MAX_SUSPECT_S, Outliers
 from extproc.learned.recentends import NUM_BESIDE
-from extproc.learned.tallies import MAX_KINDS, MAX_OWN_KINDS, MAX_SOURCES, WINDOW_S, Like, Sources
+from extproc.learned.tallies import (
+    MAX_KINDS,
+    MAX_OWN_KINDS,
+    MAX_SOURCES,
+    WINDOW_S,
+    Like,
+    ServedRequests,
+)
 from extproc.pods.pool import Pool
 from tests.builders import address as address_of
 from tests.builders import cards, endpoint, fill, pick, request
@@ -384,7 +391,7 @@ def test_the_chance_of_a_share_is_small_only_where_it_is_more_than_its_requests(
 
 
 def test_a_request_that_several_have_served_is_served_elsewhere_for_each() -> None:
-    sources = Sources()
+    sources = ServedRequests()
     sources.served(1, "a")
     before = sources.is_served_elsewhere(1, "a")
     for address in "abb":

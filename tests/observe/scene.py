@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from extproc.config.configfile import parse_config
 from extproc.config.configured import metrics_pages, pace, pod_loops
-from extproc.config.file import parse_config
 from extproc.envoy.endings import Endings
 from extproc.learned.slowness import SlowPods
 from extproc.observe.attainment import Attainment

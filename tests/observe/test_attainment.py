@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.observe.attainment import MAX_LABEL_CHARS, OTHER, Attainment, CappedLabel, Share
+from extproc.observe.attainment import (
+    MAX_LABEL_CHARS,
+    OTHER,
+    AttainedShare,
+    Attainment,
+    CappedLabel,
+)
 from extproc.pods.accounting import Completion
 from extproc.rejections import model_not_found, no_endpoints, saturated
 from extproc.types import Outcome, Rejection
@@ -97,8 +103,8 @@ def test_each_path_has_its_share_and_old_requests_leave_it() -> None:
     attainment.completed("/a", answered(2.0, 2.1), 0.5)
     attainment.completed("/b", answered(0.1, 0.2), 5.0)
 
-    assert attainment.recent(now=9.0) == {"/a": Share(1, 2), "/b": Share(1, 1)}
-    assert attainment.recent(now=12.0) == {"/b": Share(1, 1)}
+    assert attainment.recent(now=9.0) == {"/a": AttainedShare(1, 2), "/b": AttainedShare(1, 1)}
+    assert attainment.recent(now=12.0) == {"/b": AttainedShare(1, 1)}
     assert attainment.recent(now=99.0) == {}
     assert attainment.counts == {("/a", "true"): 1, ("/a", "false"): 1, ("/b", "true"): 1}
 
@@ -108,7 +114,11 @@ def test_paths_beyond_the_limit_share_one_label() -> None:
     for path in ("/a", "/b", "/c", "/d", "/a"):
         attainment.rejected(path, no_endpoints(), now=0.0)
 
-    assert attainment.recent(now=0.0) == {"/a": Share(0, 2), "/b": Share(0, 1), OTHER: Share(0, 2)}
+    assert attainment.recent(now=0.0) == {
+        "/a": AttainedShare(0, 2),
+        "/b": AttainedShare(0, 1),
+        OTHER: AttainedShare(0, 2),
+    }
 
 
 def test_another_objective_holds_from_the_next_request_on() -> None:
@@ -127,7 +137,7 @@ def test_the_window_counts_what_is_younger_than_it_to_a_second(
         now += pause_s
         attainment.completed(PATH, answered(0.1 if is_fast else 2.0, 2.0), now)
         seen.append((now, is_fast))
-    share = attainment.recent(now=now).get(PATH, Share())
+    share = attainment.recent(now=now).get(PATH, AttainedShare())
     surely = [fast for when, fast in seen if when > now - 9.0]
     perhaps = [fast for when, fast in seen if when > now - 11.0]
 

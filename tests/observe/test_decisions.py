@@ -23,7 +23,7 @@ from extproc.observe.decisionmessages import describe, encode
 from extproc.observe.decisions import MAX_PER_PASS, MAX_SHARE, MIN_BEHIND, DecisionsService
 from extproc.observe.watcher import MAX_FILTER_MODELS, MAX_REQUEST_BYTES
 from extproc.openai import MAX_MODEL_BYTES
-from extproc.pods.accounting import DecisionRecord, End
+from extproc.pods.accounting import DecisionRecord, PickEnd
 from extproc.pods.columns import Candidates
 from extproc.types import EndpointView, Outcome, Pick, Reason, Rejection, RequestInfo
 from extproc.wire.rpc import Code, Session
@@ -126,7 +126,7 @@ def test_a_pick_that_is_no_longer_kept_keeps_no_state_of_the_endpoints() -> None
     for number, pick in enumerate(picks):
         service.publish(DecisionRecord(pick, WALL_S, 0.0))
         if number == 1:
-            service.ended(pick, End(Outcome.COMPLETED, WALL_S))
+            service.ended(pick, PickEnd(Outcome.COMPLETED, WALL_S))
 
     assert [list(pick.candidates) for pick in picks] == [[], *[[VIEW]] * (MIN_BEHIND + 1)]
     assert len(picks[0].candidates) == 0

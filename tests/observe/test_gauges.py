@@ -7,7 +7,7 @@ from typing import Any
 
 from extproc.observe.gauges import _MAX_PRIORITIES, add_queue_gauges
 from extproc.observe.telemetry import Telemetry
-from extproc.queue import End, HoldQueue, QueueSettings, Ticket
+from extproc.queue import HoldEnd, HoldQueue, QueueSettings, Ticket
 from extproc.tenancy import Claim
 from extproc.types import Snapshot
 from tests.builders import pick, request
@@ -47,7 +47,7 @@ def test_an_empty_queue_has_figures() -> None:
     assert scene.values("held_bytes_limit") == {(): 9}
     assert scene.values("held_oldest_seconds") == {(): 0}
     assert scene.values("held_dispatched_per_second") == {(): 0}
-    assert scene.values("holds_total") == {(str(end),): 0 for end in End}
+    assert scene.values("holds_total") == {(str(end),): 0 for end in HoldEnd}
 
 
 def test_held_requests_are_counted_by_route_and_priority() -> None:

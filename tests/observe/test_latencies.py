@@ -16,14 +16,14 @@ from extproc.observe.counters import Histogram, Histograms
 from extproc.observe.latencies import MAX_PODS_WITH_BUCKETS, MAX_UNCOUNTED, Latencies
 from extproc.observe.telemetry import Telemetry
 from extproc.paths import RESPONSES_PATH
-from extproc.pods.accounting import Ended, first_token_s
+from extproc.pods.accounting import PickEnded, first_token_s
 from extproc.types import Outcome, Pick
 from tests.builders import address, completion, endpoint_view, pick, request, snapshot
 
 
-def ended(chosen: Pick, **more: Any) -> Ended:
+def ended(chosen: Pick, **more: Any) -> PickEnded:
     entry = completion(chosen.id, **more)
-    return Ended(chosen, entry, first_token_s(entry, chosen.request.path))
+    return PickEnded(chosen, entry, first_token_s(entry, chosen.request.path))
 
 
 class Scene:

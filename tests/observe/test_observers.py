@@ -86,11 +86,11 @@ def decide(tracing: Any, *, num_waits: int = 0) -> Scene:
     new_stream = new_stream_of(scene.parts, StreamSettings(), scene.recorder, tracing)
     stream = new_stream({}, lambda: None, "")
     stream.handle(request_headers(body_mode=m.BodyMode.BUFFERED), now=1.0)
-    commands = stream.handle(m.RequestBody(body(), True), now=1.0)
+    commands = stream.handle(m.BodyChunk(body(), True), now=1.0)
     for number in range(num_waits):
         scene.router.offer(now=2.0 + number)
         commands = stream.handle(m.Wakeup(), now=2.0 + number)
-    assert isinstance(commands[-1], m.End)
+    assert isinstance(commands[-1], m.EndStream)
     assert stream.pick is not None
     return scene
 

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2
 from prometheus_client import CollectorRegistry, Counter
 
 from extproc.config import Config
-from extproc.config.file import check_sections
+from extproc.config.configfile import check_sections
 from extproc.envoy.health import HealthService
 from extproc.observe.sideports import HEALTH_LIMITS, SidePorts
 

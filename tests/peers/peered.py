@@ -14,7 +14,7 @@ from extproc.config import Config
 from extproc.gen import peers_pb2
 from extproc.observe.observers import Observers
 from extproc.peers.adapterpeers import AdapterPeers
-from extproc.peers.keys import End, new_nonce, prove, read_keys
+from extproc.peers.keys import LinkEnd, new_nonce, prove, read_keys
 from extproc.peers.links import Links
 from extproc.peers.peering import Peering
 from extproc.peers.relay import Relay
@@ -108,7 +108,7 @@ def begin_proven(methods: Iterable[Method], router_id: str) -> tuple[FakeCall, S
     """A link that another router has dialled, which has the key of the tests."""
     call, session = begin(methods, "Link")
     theirs = peers_pb2.PeerMessage.FromString(call.sent[0]).hello
-    dials, listens = End(router_id, new_nonce()), End(theirs.router_id, theirs.nonce)
+    dials, listens = LinkEnd(router_id, new_nonce()), LinkEnd(theirs.router_id, theirs.nonce)
     [key] = read_keys(KEY_FILE)
     mac = prove(key, dials=dials, listens=listens, by_dialler=True)
     hello = peers_pb2.Hello(router_id=router_id, nonce=dials.nonce)

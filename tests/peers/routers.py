@@ -10,8 +10,8 @@ from time import monotonic
 
 from extproc.peers.adapterpeers import AdapterUpdate
 from extproc.peers.dialler import PeerDialler
-from extproc.peers.encoding import PickUpdate
 from extproc.peers.links import METHOD, Links, PeersService
+from extproc.peers.peermessages import PickUpdate
 from extproc.peers.relay import Relay
 from extproc.wire import server as wire
 from tests.waiting import eventually

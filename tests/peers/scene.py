@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from extproc.gen import peers_pb2
 from extproc.observe.observers import Observers
 from extproc.peers.adapterpeers import AdapterPeers, AdapterUpdate
-from extproc.peers.encoding import PickUpdate, encode
 from extproc.peers.links import Links, PeersService
+from extproc.peers.peermessages import PickUpdate, encode
 from extproc.peers.relay import Relay, RelaySettings
 from extproc.peers.telling import Hearing, Telling
 from extproc.pods.picksums import BEGAN, PlaceSum, Sums

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
+from extproc.adapters.adapterstates import Action, AdapterSettings, CallKind, Failure, Result
 from extproc.adapters.declared import Declaration
-from extproc.adapters.states import Action, AdapterSettings, Failure, Kind, Result
-from extproc.peers.adapterpeers import HEARD_S, SAY_S, AdapterPeers, AdapterUpdate, Trouble, digest
+from extproc.peers.adapterpeers import (
+    HEARD_S,
+    SAY_S,
+    AdapterPeers,
+    AdapterUpdate,
+    LoadTrouble,
+    digest,
+)
 from extproc.pods.podstate import PodState
 from extproc.routing.catalog import Catalog
 from extproc.types import ModelCard
@@ -100,13 +107,15 @@ def test_what_others_want_and_cannot_have_is_told_by_the_one_that_loads() -> Non
     for loads in (True, False):
         scene.tell(loads=loads)
 
-    trouble = Trouble("cold", "files", f"{address(1)}: nothing there")
+    trouble = LoadTrouble("cold", "files", f"{address(1)}: nothing there")
     assert [update.failed for update in scene.said] == [(trouble,), ()]
 
 
 def test_what_the_one_that_loads_cannot_is_refused_here_as_long_as_it_says_so() -> None:
     scene = Scene()
-    scene.peers.hear("z", AdapterUpdate(True, DECLARED, failed=(Trouble("cold", "files", "why"),)))
+    scene.peers.hear(
+        "z", AdapterUpdate(True, DECLARED, failed=(LoadTrouble("cold", "files", "why"),))
+    )
     scene.peers.is_led(may_load=False, now=0.0)
     assert scene.catalog.failed == {"cold": ("files", "why")}
 
@@ -116,13 +125,13 @@ def test_what_the_one_that_loads_cannot_is_refused_here_as_long_as_it_says_so() 
 
 def test_an_unload_is_told_and_others_have_time_to_hear_it() -> None:
     scene = Scene()
-    unload = Action(Kind.UNLOAD, address(1), "sql")
+    unload = Action(CallKind.UNLOAD, address(1), "sql")
     scene.catalog.planner.declare([COLD], now=0.0)
     settled_s = 2 * SETTINGS.grace_s
     scene.catalog.planner.finished(scene.begun[0], Result(), now=0.0)
     begun = scene.catalog.planner.tick([scene.pod], {}, now=0.0)
     begun += scene.catalog.planner.tick([scene.pod], {}, now=settled_s)
-    assert [each.name for each in begun if each.kind is Kind.UNLOAD] == ["sql"]
+    assert [each.name for each in begun if each.kind is CallKind.UNLOAD] == ["sql"]
     scene.tell(loads=True)
     assert scene.said[0].leaving == ((address(1), "sql"),)
 

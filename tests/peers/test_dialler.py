@@ -16,8 +16,8 @@ from extproc.files.tls import HTTP2, client_context
 from extproc.peers.dialler import MAX_UNSENT_BYTES, PeerDialler
 from extproc.peers.links import METHOD
 from extproc.wire import server as wire
+from extproc.wire.listenertls import Certificates
 from extproc.wire.rpc import Call, Session
-from extproc.wire.tls import Certificates
 from tests.peers.routers import Router
 from tests.pki import Pki
 from tests.servers import tcp_server

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from extproc.bounds import MAX_ENDPOINTS
 from extproc.gen import peers_pb2
-from extproc.peers.adapterpeers import AdapterUpdate, Trouble
-from extproc.peers.encoding import MAX_REASON_CHARS, MAX_TOLD, PickUpdate, encode
+from extproc.peers.adapterpeers import AdapterUpdate, LoadTrouble
 from extproc.peers.link import MAX_MESSAGE_BYTES, MAX_ROUTER_ID_CHARS, MAX_UNREAD_BYTES
 from extproc.peers.links import MAX_LINKS
+from extproc.peers.peermessages import MAX_REASON_CHARS, MAX_TOLD, PickUpdate, encode
 from extproc.pods.picksums import (
     MAX_ADAPTER_CHARS,
     MAX_CHANGES,
@@ -79,14 +79,14 @@ def test_what_is_said_of_adapters_arrives_within_bounds_and_a_cut_name_is_none()
     wire = Wire(near, far)
     wire.pump()
     many = tuple(f"{number}" for number in range(MAX_TOLD + 1))
-    failed = (Trouble("x", "files", "m" * 1000),)
+    failed = (LoadTrouble("x", "files", "m" * 1000),)
     names = ("x" * (MAX_ADAPTER_CHARS + 1), "\ud800", "sql")
 
     leaving = (("10.0.0.1:8000", "sql@1"), ("10.0.0.1:8000", names[0]))
     far.links.say(AdapterUpdate(True, 2**64 - 1, names, failed, many, leaving))
     wire.pump()
 
-    cut = (Trouble("x", "files", "m" * MAX_REASON_CHARS),)
+    cut = (LoadTrouble("x", "files", "m" * MAX_REASON_CHARS),)
     said = AdapterUpdate(True, 2**64 - 1, ("sql",), cut, many[:MAX_TOLD], leaving[:1])
     assert near.updates == [("b", said)]
 

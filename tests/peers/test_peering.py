@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from extproc.config.file import ConfigError
+from extproc.config.configfile import ConfigError
 from extproc.gen import peers_pb2
 from extproc.peers.links import METHOD
 from extproc.peers.peering import ObservedRelay

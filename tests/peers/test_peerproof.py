@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from extproc.gen import peers_pb2
 from extproc.peers.adapterpeers import AdapterUpdate
-from extproc.peers.encoding import encode
 from extproc.peers.keys import (
     MAX_KEY_FILE_BYTES,
     MIN_KEY_CHARS,
@@ -20,6 +19,7 @@ from extproc.peers.keys import (
     read_keys,
 )
 from extproc.peers.links import MAX_LINKS, OPEN_S
+from extproc.peers.peermessages import encode
 from extproc.wire.rpc import Code
 from tests.peers.scene import WHOLE, Router, Way, Wire, entries, hello, kinds, message, told
 from tests.wire.fake_call import FakeCall

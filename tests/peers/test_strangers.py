@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from extproc.config.file import ConfigError
+from extproc.config.configfile import ConfigError
 from extproc.config.warnings import unproven_peers
 from extproc.gen import peers_pb2
 from extproc.service.peeraccess import check_peers

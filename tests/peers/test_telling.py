@@ -12,8 +12,8 @@ import pytest
 from extproc.gen import peers_pb2
 from extproc.observe.observers import Observers
 from extproc.observe.telemetry import Telemetry
-from extproc.peers.encoding import decode
 from extproc.peers.links import Links
+from extproc.peers.peermessages import decode
 from extproc.peers.telling import BEGIN_INTERVAL_S, FLUSH_S, WHOLE_S, Telling
 from extproc.phrases import FOR_SLOT
 from extproc.pods import picksums

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from extproc.learned.evidence import Evidence
 from extproc.learned.expected import HEARD_S
 from extproc.pods.accesslogs import KEPT_S, MAX_ENVOYS, PROOF_S, AccessLogs
-from extproc.pods.accounting import Accounting, AccountingSettings, Source
+from extproc.pods.accounting import Accounting, AccountingSettings, EndSource
 from extproc.pods.pool import Pool
 from tests.builders import address, completion, endpoint, pick, report, request
 
@@ -120,7 +120,7 @@ class World:
         given_up: Those that the router ended while they ran.
     """
 
-    def __init__(self, seed: int, *, hides: bool, source: Source = Source.AUTO) -> None:
+    def __init__(self, seed: int, *, hides: bool, source: EndSource = EndSource.AUTO) -> None:
         self.rng, self.now, self.hides = Random(seed), 0.0, hides
         self.pool = Pool()
         self.pool.set_endpoints([endpoint(1), endpoint(2)])
@@ -282,8 +282,8 @@ def test_a_pod_that_has_served_much_later_requests_has_lost_the_older_one() -> N
     assert world.now > AccountingSettings().lost_after_s
 
 
-@pytest.mark.parametrize("source", [Source.RESPONSE_PHASES, Source.ACCESS_LOG])
-def test_a_chosen_source_is_believed_from_the_start(source: Source) -> None:
+@pytest.mark.parametrize("source", [EndSource.RESPONSE_PHASES, EndSource.ACCESS_LOG])
+def test_a_chosen_source_is_believed_from_the_start(source: EndSource) -> None:
     world = World(1, hides=True, source=source)
     held = world.start(1000.0)
     world.rest(PROOF_S + HEARD_S + 20.0)

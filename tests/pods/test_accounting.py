@@ -16,8 +16,8 @@ from extproc.pods.accounting import (
     UNANSWERED_S,
     Accounting,
     AccountingSettings,
-    Ended,
-    Source,
+    EndSource,
+    PickEnded,
 )
 from extproc.pods.listeners import Nobody
 from extproc.pods.pool import Pool, PoolSettings
@@ -51,7 +51,7 @@ class Books:
         self.pick = pick("r-1", 1, info=info)
         self.pool.flights.start(self.pick, now=1.0)
 
-    def hear(self, **changes: Any) -> Ended | None:
+    def hear(self, **changes: Any) -> PickEnded | None:
         return self.accounting.complete(completion(**{"lag_s": 0.5, **changes}), now=3.0)
 
     def view(self, number: int = 1) -> EndpointView:
@@ -72,7 +72,7 @@ def test_an_endpoint_is_judged_by_the_ends_that_streams_report(
     verdict: Evidence, took_s: float, is_judged: bool
 ) -> None:
     """A client that leaves soon, before any answer, tells nothing of the endpoint."""
-    books = Books(source=Source.RESPONSE_PHASES)
+    books = Books(source=EndSource.RESPONSE_PHASES)
     outliers = books.pool.outliers
     end = StreamEnd(Outcome.FAILED, verdict, num_bytes=9000)
     assert books.accounting.finish(books.pick, end, now=1.0 + took_s)
@@ -244,13 +244,15 @@ def test_a_404_takes_no_model_off_the_list() -> None:
 @pytest.mark.parametrize(
     ("source", "in_force"),
     [
-        (Source.AUTO, {"access_log": 1, "pages": 0, "response": 0}),
-        (Source.ACCESS_LOG, {"access_log": 1, "pages": 0, "response": 0}),
-        (Source.RESPONSE_PHASES, {"access_log": 0, "pages": 0, "response": 1}),
-        (Source.SCRAPE, {"access_log": 0, "pages": 1, "response": 0}),
+        (EndSource.AUTO, {"access_log": 1, "pages": 0, "response": 0}),
+        (EndSource.ACCESS_LOG, {"access_log": 1, "pages": 0, "response": 0}),
+        (EndSource.RESPONSE_PHASES, {"access_log": 0, "pages": 0, "response": 1}),
+        (EndSource.SCRAPE, {"access_log": 0, "pages": 1, "response": 0}),
     ],
 )
-def test_people_read_which_source_is_in_force(source: Source, in_force: Mapping[str, int]) -> None:
+def test_people_read_which_source_is_in_force(
+    source: EndSource, in_force: Mapping[str, int]
+) -> None:
     books = Books(source=source)
     books.hear()
 
@@ -268,20 +270,20 @@ def test_an_envoy_whose_log_is_lost_is_named_once_and_again_when_it_is_back() ->
     looks.append(books.accounting.look(now=7.0))
 
     assert looks == [([], []), ([], [""]), ([], []), ([""], [])]
-    assert Books(source=Source.SCRAPE).accounting.look(now=1.0) == ([], [])
+    assert Books(source=EndSource.SCRAPE).accounting.look(now=1.0) == ([], [])
 
 
 @pytest.mark.parametrize(
     ("source", "knows"),
     [
-        (Source.AUTO, [False, True]),
-        (Source.ACCESS_LOG, [False, True]),
-        (Source.RESPONSE_PHASES, [False, False]),
-        (Source.SCRAPE, [False, False]),
+        (EndSource.AUTO, [False, True]),
+        (EndSource.ACCESS_LOG, [False, True]),
+        (EndSource.RESPONSE_PHASES, [False, False]),
+        (EndSource.SCRAPE, [False, False]),
     ],
 )
 def test_times_are_known_from_an_access_log_that_is_trusted(
-    source: Source, knows: Sequence[bool]
+    source: EndSource, knows: Sequence[bool]
 ) -> None:
     accounting = Books(source=source).accounting
     seen = []
@@ -315,7 +317,7 @@ def test_a_stream_ends_its_pick_once_and_a_failed_one_has_loaded_nothing(outcome
 
 
 def test_an_endpoint_that_has_less_to_do_than_we_sent_has_ended_it() -> None:
-    books = Books(source=Source.SCRAPE, scrape_grace_s=0.5)
+    books = Books(source=EndSource.SCRAPE, scrape_grace_s=0.5)
     ended = []
     for now in (1.4, 1.6):
         books.pool.record_report(address(1), report(), taken_at_s=now)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.learned.concurrency import MANY
-from extproc.pods.tenants import LATELY_S, MAX_SEEN, Places, Tenants, left
+from extproc.pods.tenants import LATELY_S, MAX_SEEN, EndpointPlaces, Tenants, left
 from extproc.tenancy import Claim
 
 
@@ -166,13 +166,13 @@ def test_it_never_happens_that_all_who_run_leave_places(begun: list[tuple[str, i
 # --- where they are left -----------------------------------------------------------------------
 
 PLACES = st.builds(
-    Places, st.sampled_from("ab"), st.integers(1, 9) | st.just(inf), st.integers(0, 12)
+    EndpointPlaces, st.sampled_from("ab"), st.integers(1, 9) | st.just(inf), st.integers(0, 12)
 )
 
 
 @given(st.dictionaries(st.sampled_from("uvwxyz"), PLACES, min_size=1), st.integers(1, 5))
 def test_what_is_left_is_free_or_known_and_one_of_a_group_without_limits_is_tried(
-    places: dict[str, Places], num_left: int
+    places: dict[str, EndpointPlaces], num_left: int
 ) -> None:
     found = left(places, num_left)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.queue import HoldQueue, QueueSettings, Ticket
-from extproc.queue.plan import Plan
+from extproc.queue.plan import QueuePlan
 from extproc.tenancy import Claim
 from extproc.types import RequestInfo
 
@@ -33,7 +33,7 @@ def test_they_come_in_the_order_in_which_requests_would_go(
     held: Sequence[RequestInfo], served: Sequence[RequestInfo], fair: bool, limit: int
 ) -> None:
     settings = QueueSettings("first_come", slot_turn_s=0.0, fair=fair, max_requests=99)
-    queue, plan = HoldQueue(settings), Plan(settings)
+    queue, plan = HoldQueue(settings), QueuePlan(settings)
     tickets = [
         Ticket(each, lambda: None, inf)
         for each in sorted(held, key=lambda request: request.arrived_at_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
-from extproc.queue import End, HoldQueue, QueueSettings, Ticket
+from extproc.queue import HoldEnd, HoldQueue, QueueSettings, Ticket
 from extproc.queue.status import MAX_NAME_CHARS, MAX_SHOWN, describe_queue
 from extproc.rejections import no_endpoints, saturated
 from extproc.tenancy import NO_CLAIM, Claim
@@ -51,7 +51,7 @@ def why(result: object) -> str:
 
 
 def test_every_way_to_end_is_counted_from_the_start() -> None:
-    assert dict(HoldQueue().num_ended) == dict.fromkeys(End, 0)
+    assert dict(HoldQueue().num_ended) == dict.fromkeys(HoldEnd, 0)
 
 
 def test_each_offer_ends_as_its_answer_says() -> None:
@@ -124,7 +124,7 @@ def test_one_that_was_held_for_as_long_as_it_may_says_for_how_long_and_for_what(
     assert why(held.result) == (
         "It was held for the longest time allowed: 1 held; it was held 4.00 s for a slot."
     )
-    assert queue.num_ended[End.EXPIRED] == 1
+    assert queue.num_ended[HoldEnd.EXPIRED] == 1
 
 
 def test_one_whose_time_is_over_before_it_is_held_counts_like_one_that_was() -> None:
@@ -177,7 +177,7 @@ def test_an_empty_queue_is_shown_with_its_limits() -> None:
         "per_s": None,
         "routes": [],
         "adapters": [],
-        "ended": {str(end): 0 for end in End},
+        "ended": {str(end): 0 for end in HoldEnd},
     }
 
 

@@ -8,8 +8,8 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.queue.orders import first_come
-from extproc.queue.plan import Plan
+from extproc.queue.plan import QueuePlan
+from extproc.queue.tenantorder import first_come
 from extproc.queue.tickets import QueueSettings, Ticket, level
 from tests.queue.tickets import arrivals, ticket
 
@@ -23,7 +23,7 @@ PRIORITIES = st.integers(LOWEST, HIGHEST)
 def test_the_highest_level_is_first_and_tickets_of_one_keep_their_order() -> None:
     tickets = [ticket(at, priority=each) for at, each in enumerate((0, 2, -1, 2, 0))]
 
-    ordered, _ = Plan(QueueSettings("first_come")).make(tickets, 9.0, 0.0)
+    ordered, _ = QueuePlan(QueueSettings("first_come")).make(tickets, 9.0, 0.0)
 
     assert arrivals(ordered) == [1, 3, 0, 4, 2]
 
@@ -41,7 +41,7 @@ def test_all_are_at_their_own_level(
     tickets = [ticket(at, objective_s, priority=each) for at, each, objective_s in held]
     settings = QueueSettings("first_come", fair=False, ageing_s=ageing_s)
 
-    ordered = list(Plan(settings).make(tickets, now, 0.0)[0])
+    ordered = list(QueuePlan(settings).make(tickets, now, 0.0)[0])
 
     assert ordered == sorted(
         tickets, key=lambda each: (-level(each, now, ageing_s), each.arrived_at_s)

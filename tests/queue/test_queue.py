@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from extproc.queue import HoldQueue, QueueSettings, Ticket
 from extproc.queue.offers import LATE_AGAIN_S, MAX_ASKED, MAX_SENT, QUIET_S
-from extproc.queue.orders import LATE_EVERY
 from extproc.queue.queue import MAX_RETRY_AFTER_S
 from extproc.queue.schedule import ASK_S, ORDER_S, REST_RATIO, TOLD_WAIT_S
+from extproc.queue.tenantorder import LATE_EVERY
 from extproc.types import Pick, Reason, RequestInfo
 from tests.builders import pick
 from tests.queue.scene import REST_S, Scene, reasons, slow

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from extproc.costs import Costs
 from extproc.phrases import FOR_SLOT
 from extproc.queue import QueueSettings, reservations
-from extproc.queue.plan import Plan
+from extproc.queue.plan import QueuePlan
 from extproc.queue.reservations import MAX_LEFT, Reservations
 from extproc.queue.tickets import Ticket
 from extproc.tenancy import Claim, SlotUse
@@ -44,7 +44,7 @@ def use(claim: Claim = GREEDY, *, since_s: float = NOW - 1, last_s: float = NOW 
 
 
 def kept(settings: QueueSettings = SETTINGS) -> Reservations:
-    plan = Plan(settings)
+    plan = QueuePlan(settings)
     for priority in (-1, 0, 1):
         for flow, tokens in SERVED.items():
             plan.counters[priority].add(flow, tokens)

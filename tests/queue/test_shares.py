@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from extproc.costs import BYTES_PER_TOKEN
 from extproc.queue import HoldQueue, QueueSettings, Ticket
 from extproc.queue.fairness import cost
-from extproc.queue.plan import EXPECTED_OUTPUT_TOKENS, Plan, tokens_of
+from extproc.queue.plan import EXPECTED_OUTPUT_TOKENS, QueuePlan, tokens_of
 from extproc.tenancy import Claim
 from extproc.types import Pick, Rejection, RequestInfo, Wait
 from tests.builders import pick, request
@@ -124,7 +124,7 @@ def test_a_tenant_that_waits_at_one_router_gets_its_half_of_both_if_they_tell(
 
 
 def test_what_others_tell_of_priorities_that_are_not_seen_here_takes_no_memory() -> None:
-    plan = Plan(QueueSettings())
+    plan = QueuePlan(QueueSettings())
     for priority in range(100):
         plan.charge_told("r t", priority, 9.0)
 
@@ -132,7 +132,7 @@ def test_what_others_tell_of_priorities_that_are_not_seen_here_takes_no_memory()
 
 
 def test_those_that_name_no_tenant_are_one() -> None:
-    plan = Plan(QueueSettings())
+    plan = QueuePlan(QueueSettings())
     for route in ("", "a", "b"):
         plan.charge(request(claim=Claim(route=route)))
 
@@ -140,7 +140,7 @@ def test_those_that_name_no_tenant_are_one() -> None:
 
 
 def test_a_tenant_s_turns_are_the_same_on_all_routes_but_those_with_a_share_of_their_own() -> None:
-    plan, tenant = Plan(QueueSettings()), Claim(tenant="t")
+    plan, tenant = QueuePlan(QueueSettings()), Claim(tenant="t")
     own = Claim(route="c", tenant="t", _weight=2.0, _has_own_turns=True)
     for claim in (tenant, Claim(route="a", tenant="t"), Claim(route="b", tenant="t"), own):
         plan.charge(request(claim=claim))
@@ -151,7 +151,10 @@ def test_a_tenant_s_turns_are_the_same_on_all_routes_but_those_with_a_share_of_t
 
 def test_a_share_is_what_the_request_is_charged_here() -> None:
     claim = Claim(route="r", tenant="t", priority=3, _weight=2.0)
-    info, plan = request(body_bytes=int(100 * BYTES_PER_TOKEN), claim=claim), Plan(QueueSettings())
+    info, plan = (
+        request(body_bytes=int(100 * BYTES_PER_TOKEN), claim=claim),
+        QueuePlan(QueueSettings()),
+    )
     plan.charge(info)
 
     assert tokens_of(info) == cost(100, EXPECTED_OUTPUT_TOKENS) / 2
@@ -161,7 +164,10 @@ def test_a_share_is_what_the_request_is_charged_here() -> None:
 @pytest.mark.parametrize("num_tokens", [0, 1000])
 def test_at_its_end_a_request_has_been_charged_for_the_output_that_it_had(num_tokens: int) -> None:
     claim = Claim(route="r", tenant="t", priority=3, _weight=2.0)
-    info, plan = request(body_bytes=int(100 * BYTES_PER_TOKEN), claim=claim), Plan(QueueSettings())
+    info, plan = (
+        request(body_bytes=int(100 * BYTES_PER_TOKEN), claim=claim),
+        QueuePlan(QueueSettings()),
+    )
     plan.charge(info)
     plan.settle(info, num_tokens)
 
@@ -170,7 +176,7 @@ def test_at_its_end_a_request_has_been_charged_for_the_output_that_it_had(num_to
 
 def test_outputs_that_are_like_most_change_nothing_and_others_count_as_they_differ() -> None:
     """Else each end of a short response would take its tenant before one that was idle."""
-    plan, info = Plan(QueueSettings()), request(claim=Claim(route="r", tenant="t"))
+    plan, info = QueuePlan(QueueSettings()), request(claim=Claim(route="r", tenant="t"))
     for _ in range(1000):
         plan.settle(info, 30)
     before = plan.counters[0].counter(" t")
@@ -191,7 +197,7 @@ def test_no_end_of_a_request_makes_its_tenant_s_next_ones_come_sooner(
     ends: list[tuple[str, int, float]],
 ) -> None:
     """Not if it was given up, refused or short: a tenant has got no less than before it."""
-    plan = Plan(QueueSettings())
+    plan = QueuePlan(QueueSettings())
     for tenant in "ab":
         plan.hold(Ticket(request(claim=Claim(tenant=tenant)), lambda: None, inf))
     for tenant, num, output_tokens in ends:
@@ -207,7 +213,7 @@ def test_a_request_of_several_sequences_counts_as_so_many_requests() -> None:
     assert tokens_of(several) == 30 * tokens_of(one)
     got = []
     for info in (several, one):
-        plan = Plan(QueueSettings())
+        plan = QueuePlan(QueueSettings())
         plan.charge(info)
         plan.settle(info, 1_000.0 * info.num_sequences)
         got.append(plan.served(0, info.claim._flow))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.queue import QueueSettings
-from extproc.queue.tickets import End
+from extproc.queue.tickets import HoldEnd
 from extproc.types import Pick, Reason, Rejection
 from tests.builders import endpoint_view
 from tests.queue.scene import REST_S, Scene, reasons
@@ -37,7 +37,7 @@ def test_when_one_has_waited_as_long_as_it_may_those_below_0_are_refused_before_
     assert scene.woken == ["shed", "other"]
     assert reasons(scene.result("shed")) == [(429, Reason.SATURATED)]
     assert scene.held == ["far"]
-    assert scene.queue.num_ended[End.SHED] == scene.queue.num_ended[End.EXPIRED] == 1
+    assert scene.queue.num_ended[HoldEnd.SHED] == scene.queue.num_ended[HoldEnd.EXPIRED] == 1
 
 
 def test_one_below_0_that_has_waited_as_long_as_it_may_takes_nobody_along() -> None:

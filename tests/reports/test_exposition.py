@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.bounds import MAX_COUNT, MAX_WALL_S
 from extproc.errors import ExpositionError
-from extproc.reports.engines import PROFILES, EngineProfile
+from extproc.reports.engines import PROFILES, EngineMetrics
 from extproc.reports.exposition import MAX_ADAPTERS, MAX_NAMES, MAX_SERIES, parse_report
 from extproc.reports.textformat import MAX_LINE_BYTES, Lines
 from extproc.types import LoadReport
@@ -30,7 +30,7 @@ def info_line(running: str, waiting: str, at_s: float, slots: str = "4") -> str:
     )
 
 
-def read(*lines: str, profile: EngineProfile = VLLM) -> LoadReport:
+def read(*lines: str, profile: EngineMetrics = VLLM) -> LoadReport:
     return parse_report("".join(lines).encode(), profile)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.reports.longpages import FREE_BYTES, Lease, Room
+from extproc.reports.longpages import FREE_BYTES, Lease, LongPages
 
 
 class Reading:
     """One response after the other, of one client."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: LongPages) -> None:
         self.lease: Lease = room.lease()
         self.num_bytes = 0
         self.num_lost = 0
@@ -38,7 +38,7 @@ class Reading:
 
 
 def test_short_responses_take_none_of_the_room() -> None:
-    room = Room(max_bytes=0)
+    room = LongPages(max_bytes=0)
     readings = [Reading(room) for _ in range(100)]
 
     assert all(each.take(FREE_BYTES) for each in readings)
@@ -49,7 +49,7 @@ def test_short_responses_take_none_of_the_room() -> None:
 
 
 def test_the_longest_that_is_arriving_gives_way_to_a_shorter_one() -> None:
-    room = Room(max_bytes=1000)
+    room = LongPages(max_bytes=1000)
     long, short = Reading(room), Reading(room)
     assert long.take(FREE_BYTES + 900)
     assert short.take(FREE_BYTES + 200)
@@ -59,7 +59,7 @@ def test_the_longest_that_is_arriving_gives_way_to_a_shorter_one() -> None:
 
 
 def test_the_longest_gives_way_itself_where_it_wants_more() -> None:
-    room = Room(max_bytes=1000)
+    room = LongPages(max_bytes=1000)
     long, short = Reading(room), Reading(room)
     assert short.take(FREE_BYTES + 200)
     assert not long.take(FREE_BYTES + 900)
@@ -69,7 +69,7 @@ def test_the_longest_gives_way_itself_where_it_wants_more() -> None:
 
 
 def test_what_is_being_read_keeps_its_room() -> None:
-    room = Room(max_bytes=1000)
+    room = LongPages(max_bytes=1000)
     long, short = Reading(room), Reading(room)
     assert long.take(FREE_BYTES + 900)
     long.lease.arrived()
@@ -93,7 +93,7 @@ def test_what_is_being_read_keeps_its_room() -> None:
 def test_the_sum_is_what_is_held_and_never_above_the_room(
     steps: list[tuple[int, str, int]],
 ) -> None:
-    room = Room(max_bytes=1000)
+    room = LongPages(max_bytes=1000)
     readings = [Reading(room) for _ in range(5)]
     for each in readings:
         each.take(FREE_BYTES)

@@ -18,8 +18,8 @@ from extproc.reports.pace import (
     MAX_S,
     PAGE_S,
     SPREAD,
-    Pace,
     Rest,
+    ScrapePace,
 )
 
 INTERVAL_S, EXPIRY_S, DURATION_S = 1 / 16, 2.0, 1 / 1024  # whole powers of 2: exact
@@ -28,8 +28,8 @@ INTERVAL_S, EXPIRY_S, DURATION_S = 1 / 16, 2.0, 1 / 1024  # whole powers of 2: e
 class Pod:
     """A pod that is asked as a loop does it: looked at after each interval."""
 
-    def __init__(self, *, interval_s: float = INTERVAL_S, pace: Pace | None = None) -> None:
-        self.pace = pace or Pace(interval_s, EXPIRY_S)
+    def __init__(self, *, interval_s: float = INTERVAL_S, pace: ScrapePace | None = None) -> None:
+        self.pace = pace or ScrapePace(interval_s, EXPIRY_S)
         self.rest = Rest(self.pace, Random(1))
         self.now = 100.0
         self.is_expected = True
@@ -138,7 +138,7 @@ def test_a_pod_that_is_asked_at_each_interval_needs_no_hurry() -> None:
 
 
 def test_pods_whose_reports_are_due_sooner_count_as_often_against_the_budget() -> None:
-    pace = Pace(INTERVAL_S, EXPIRY_S, budget=0.001)
+    pace = ScrapePace(INTERVAL_S, EXPIRY_S, budget=0.001)
     pod = Pod(pace=pace)
     pod.ask_for(60.0)
     pod.ask()
@@ -163,7 +163,7 @@ def test_a_pod_that_waits_is_looked_at_meanwhile() -> None:
 def test_no_report_is_awaited_for_longer_than_was_said_when_the_last_came(
     expected: list[bool], budget: float
 ) -> None:
-    pod = Pod(pace=Pace(INTERVAL_S, EXPIRY_S, budget=budget))
+    pod = Pod(pace=ScrapePace(INTERVAL_S, EXPIRY_S, budget=budget))
     for is_expected in expected:
         pod.is_expected = is_expected
         assert pod.next_s() <= max(pod.longest_s, pod.pace.interval_s) + 1e-9
@@ -171,7 +171,7 @@ def test_no_report_is_awaited_for_longer_than_was_said_when_the_last_came(
 
 def test_pods_that_join_have_no_report_awaited_for_longer_than_was_said_before() -> None:
     """Else the reports of all others would expire when many pods join."""
-    pod = Pod(pace=Pace(INTERVAL_S, EXPIRY_S, budget=0.05))
+    pod = Pod(pace=ScrapePace(INTERVAL_S, EXPIRY_S, budget=0.05))
     pod.ask_for(60.0)
     pod.ask()
     asked_at_s = pod.rest.asked_at_s
@@ -185,7 +185,7 @@ def test_pods_that_join_have_no_report_awaited_for_longer_than_was_said_before()
 
 
 def test_beyond_the_budget_the_time_grows_by_the_same_part_each_time() -> None:
-    pod = Pod(pace=Pace(INTERVAL_S, EXPIRY_S, budget=0.05))
+    pod = Pod(pace=ScrapePace(INTERVAL_S, EXPIRY_S, budget=0.05))
     for number in range(100):
         _ = Rest(pod.pace, Random(number))
     rests = pod.ask_for(10 * CALM_AFTER_S)
@@ -196,7 +196,7 @@ def test_beyond_the_budget_the_time_grows_by_the_same_part_each_time() -> None:
 
 def test_where_models_are_rarely_listed_reports_are_at_most_half_of_their_expiry_apart() -> None:
     """Then it is they that show whether a pod answers."""
-    pod = Pod(pace=Pace(INTERVAL_S, EXPIRY_S, models_interval_s=600.0))
+    pod = Pod(pace=ScrapePace(INTERVAL_S, EXPIRY_S, models_interval_s=600.0))
 
     assert 0.5 < max(pod.ask_for(60.0)) <= EXPIRY_S * AGE_SHARE
 
@@ -204,7 +204,7 @@ def test_where_models_are_rarely_listed_reports_are_at_most_half_of_their_expiry
 # --- the budget
 
 
-def cost_of(pods: list[Pod], pace: Pace, models_interval_s: float) -> float:
+def cost_of(pods: list[Pod], pace: ScrapePace, models_interval_s: float) -> float:
     """Return CPU seconds a second, by what is asked within a minute, for costs as assumed."""
     reports = sum(len(pod.ask_for(60.0)) for pod in pods) / 60
     return reports * PAGE_S + len(pods) / pace.models_interval_s * LIST_S
@@ -215,7 +215,7 @@ def cost_of(pods: list[Pod], pace: Pace, models_interval_s: float) -> float:
 def test_all_pods_together_never_take_more_than_the_budget(
     num_pods: int, is_expected: bool
 ) -> None:
-    pace = Pace(0.05, EXPIRY_S, budget=0.05)
+    pace = ScrapePace(0.05, EXPIRY_S, budget=0.05)
     pods = [Pod(pace=pace) for _ in range(num_pods)]
     for pod in pods:
         pod.is_expected = is_expected
@@ -225,7 +225,7 @@ def test_all_pods_together_never_take_more_than_the_budget(
 
 
 def test_beyond_the_budget_all_pods_wait_longer_by_one_factor() -> None:
-    pace = Pace(0.05, EXPIRY_S, budget=0.05)
+    pace = ScrapePace(0.05, EXPIRY_S, budget=0.05)
     pods = [Pod(pace=pace) for _ in range(100)]
     stretch = pace.stretch
 
@@ -238,7 +238,7 @@ def test_beyond_the_budget_all_pods_wait_longer_by_one_factor() -> None:
 
 
 def test_costs_are_what_was_measured_and_one_that_stands_out_changes_little() -> None:
-    pace, cheap = (Pace(0.05, EXPIRY_S, budget=0.001) for _ in range(2))
+    pace, cheap = (ScrapePace(0.05, EXPIRY_S, budget=0.001) for _ in range(2))
     _ = Rest(pace, Random(1)), Rest(cheap, Random(1))
     before = pace.stretch
     pace.read_page(60.0)
@@ -252,7 +252,7 @@ def test_costs_are_what_was_measured_and_one_that_stands_out_changes_little() ->
 
 
 def test_another_budget_holds_at_once() -> None:
-    pace = Pace(0.05, EXPIRY_S, budget=1.0)
+    pace = ScrapePace(0.05, EXPIRY_S, budget=1.0)
     _ = [Rest(pace, Random(1)) for _ in range(100)]
     before = pace.stretch
     pace.configure(EXPIRY_S, 0.01)
@@ -265,7 +265,7 @@ def test_another_budget_holds_at_once() -> None:
 
 
 def test_a_late_event_loop_asks_all_pods_less_often_within_the_age_of_reports() -> None:
-    pace, seen = Pace(INTERVAL_S, EXPIRY_S), list[float]()
+    pace, seen = ScrapePace(INTERVAL_S, EXPIRY_S), list[float]()
     for _ in range(30):
         pace.delayed(2 * LATE_S, 0.0)
         seen.append(pace.interval_s)
@@ -277,7 +277,7 @@ def test_a_late_event_loop_asks_all_pods_less_often_within_the_age_of_reports() 
 
 def test_a_loop_that_others_make_late_asks_as_often_as_before() -> None:
     """What it asks for is a small part of what it does: less of it would leave no time."""
-    pace = Pace(INTERVAL_S, EXPIRY_S)
+    pace = ScrapePace(INTERVAL_S, EXPIRY_S)
     _ = Rest(pace, Random(1))
     for _ in range(30):
         pace.delayed(2 * LATE_S, 0.9)
@@ -286,7 +286,7 @@ def test_a_loop_that_others_make_late_asks_as_often_as_before() -> None:
 
 
 def test_an_event_loop_in_time_asks_at_the_usual_interval_again() -> None:
-    pace = Pace(INTERVAL_S, EXPIRY_S)
+    pace = ScrapePace(INTERVAL_S, EXPIRY_S)
     for _ in range(30):
         pace.delayed(1.0, 0.0)
     for _ in range(60):
@@ -296,7 +296,7 @@ def test_an_event_loop_in_time_asks_at_the_usual_interval_again() -> None:
 
 
 def test_a_delay_now_and_then_changes_nothing_for_long() -> None:
-    pace, seen = Pace(INTERVAL_S, EXPIRY_S), list[float]()
+    pace, seen = ScrapePace(INTERVAL_S, EXPIRY_S), list[float]()
     for number in range(300):
         pace.delayed(2 * LATE_S if number % 4 == 0 else 0.0, 0.0)
         seen.append(pace.interval_s)
@@ -305,7 +305,7 @@ def test_a_delay_now_and_then_changes_nothing_for_long() -> None:
 
 
 def test_another_expiry_holds_at_once() -> None:
-    pace = Pace(INTERVAL_S, 10.0)
+    pace = ScrapePace(INTERVAL_S, 10.0)
     for _ in range(60):
         pace.delayed(LATE_S * 2, 0.0)
     pace.configure(1.0)
@@ -321,7 +321,7 @@ def test_an_interval_that_is_configured_beyond_the_bounds_stays() -> None:
 
 
 def test_a_very_late_event_loop_does_not_ask_more_often_for_it() -> None:
-    pace = Pace(INTERVAL_S, EXPIRY_S)
+    pace = ScrapePace(INTERVAL_S, EXPIRY_S)
     for _ in range(60):
         pace.delayed(100.0, 0.0)
 

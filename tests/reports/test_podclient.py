@@ -14,7 +14,7 @@ from aiohttp.test_utils import unused_port
 from yarl import URL
 
 from extproc.reports import podclient
-from extproc.reports.longpages import FREE_BYTES, Room
+from extproc.reports.longpages import FREE_BYTES, LongPages
 from extproc.reports.podclient import (
     MAX_FIELDS,
     MAX_IDLE_BYTES,
@@ -321,7 +321,7 @@ def _page(num_bytes: int) -> bytes:
 
 async def test_long_responses_of_all_servers_together_share_one_room() -> None:
     """The longest that is arriving is given up for a shorter one."""
-    room, long, short = Room(max_bytes=MIB), 2 * MIB, MIB // 2
+    room, long, short = LongPages(max_bytes=MIB), 2 * MIB, MIB // 2
     async with (
         server([_page(long) + bytes(MIB)]) as hostile,
         server([_page(short) + bytes(short)]) as honest,
@@ -348,7 +348,7 @@ class DeafTransport(asyncio.Transport):
 
 async def test_a_long_body_is_held_once_while_it_arrives_and_when_it_is_whole() -> None:
     num, piece = 8 * MIB, bytes(MIB // 4)
-    connection = podclient._Connection(asyncio.get_running_loop(), Room().lease())
+    connection = podclient._Connection(asyncio.get_running_loop(), LongPages().lease())
     connection.connection_made(DeafTransport())
     answer = connection.ask(b"", num)
     connection.data_received(_page(num))

@@ -18,7 +18,7 @@ from extproc.reports import scraper as scraper_module
 from extproc.reports.engines import PROFILES
 from extproc.reports.exposition import parse_report
 from extproc.reports.loops import READING_SHARE, LoopSettings
-from extproc.reports.pace import LOOK_S, Pace
+from extproc.reports.pace import LOOK_S, ScrapePace
 from extproc.reports.podclient import PodClient
 from extproc.reports.scraper import Scraper
 from extproc.types import Endpoint, LoadReport
@@ -78,7 +78,7 @@ class Watch:
         self.scraper = Scraper(
             VLLM,
             LoopSettings(0.002, 2.0, 0.01, headers, tls),
-            Pace(0.002, 2.0),
+            ScrapePace(0.002, 2.0),
             on_report=lambda *told: self.reports.put_nowait(told),
             on_failure=lambda *told: self.failures.put_nowait(told),
             **{
@@ -398,7 +398,7 @@ async def test_a_pod_that_closes_what_is_idle_is_still_asked_less_often() -> Non
 
 
 async def test_what_a_report_costs_counts_against_the_budget() -> None:
-    seconds, pod, pace = itertools.count(), Pod(), Pace(0.002, 2.0, budget=0.1)
+    seconds, pod, pace = itertools.count(), Pod(), ScrapePace(0.002, 2.0, budget=0.1)
     watch = Watch(cpu_clock=lambda: float(next(seconds)))
     watch.scraper._pace = pace
     async with pod.server() as url:
@@ -432,7 +432,7 @@ async def test_what_goes_on_while_a_long_page_is_read_in_a_thread_is_none_of_its
 
 
 async def test_all_pods_are_asked_less_often_while_the_event_loop_is_late() -> None:
-    watch, pace = Watch(), Pace(0.002, 2.0)
+    watch, pace = Watch(), ScrapePace(0.002, 2.0)
     scraper = Scraper(
         VLLM,
         LoopSettings(0.002, 2.0, 0.01),

@@ -182,8 +182,8 @@ def test_a_subset_is_a_list_or_a_string_and_an_empty_one_allows_none(
 
 def test_bodies_and_trailers_differ_by_direction() -> None:
     messages = {
-        ext_proc.request_body(b"\x00x", False): m.RequestBody(b"\x00x", False),
-        ext_proc.request_body(b"", True): m.RequestBody(b"", True),
+        ext_proc.request_body(b"\x00x", False): m.BodyChunk(b"\x00x", False),
+        ext_proc.request_body(b"", True): m.BodyChunk(b"", True),
         ext_proc.request_trailers(): m.RequestTrailers(),
         ext_proc.response_body(b"y", True): m.ResponseBody(b"y", True),
         ext_proc.response_trailers(): m.ResponseTrailers(),

@@ -70,7 +70,7 @@ def test_the_control_headers_that_came_are_removed_and_no_others(command: Any) -
 def test_a_subset_hint_is_read_unless_it_is_switched_off(message: bytes, honours: bool) -> None:
     event = Codec(honours_subset=honours).decode(message)
 
-    assert isinstance(event, m.RequestHeaders | m.RequestBody)
+    assert isinstance(event, m.RequestHeaders | m.BodyChunk)
     assert event.subset == ({address(1)} if honours else None)
 
 
@@ -78,7 +78,7 @@ def test_a_subset_hint_is_read_unless_it_is_switched_off(message: bytes, honours
 def test_a_body_without_a_subset_hint_has_none(
     metadata: dict[str, dict[str, Any]] | None,
 ) -> None:
-    assert CODEC.decode(ext_proc.request_body(b"x", metadata=metadata)) == m.RequestBody(b"x", True)
+    assert CODEC.decode(ext_proc.request_body(b"x", metadata=metadata)) == m.BodyChunk(b"x", True)
 
 
 def test_without_protocol_config_no_body_mode_is_known_in_either_direction() -> None:

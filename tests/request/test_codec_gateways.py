@@ -65,9 +65,9 @@ def test_a_response_s_status_is_read(gateway: Gateway) -> None:
 def test_a_body_is_read_with_or_without_metadata(gateway: Gateway) -> None:
     hint = {"envoy.lb.subset_hint": {"x-gateway-destination-endpoint-subset": [address(1)]}}
 
-    assert CODEC.decode(gateway.body(b"{}")) == m.RequestBody(b"{}", True)
+    assert CODEC.decode(gateway.body(b"{}")) == m.BodyChunk(b"{}", True)
     hinted = CODEC.decode(gateway.body(b"{}", metadata=hint))
-    assert hinted == m.RequestBody(b"{}", True, frozenset({address(1)}))
+    assert hinted == m.BodyChunk(b"{}", True, frozenset({address(1)}))
 
 
 # --- what is answered -----------------------------------------------------------------------------

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from extproc.errors import RequestError
 from extproc.openai import MAX_MODEL_BYTES
 from extproc.request import jsonsmall
+from extproc.request.bodyslices import SLICE_BYTES, WORK_PER_PASS
 from extproc.request.jsonmodel import MAX_MEMBERS, JsonReader
 from extproc.request.jsonsmall import SMALL_BYTES, is_cut_off
-from extproc.request.passes import SLICE_BYTES, WORK_PER_PASS
 from extproc.types import Reason
 from tests.request.json_documents import documents, requests
 

@@ -163,14 +163,14 @@ def test_a_request_waits_its_turn_and_is_answered() -> None:
     assert ask(exchange) == m.WakeAt(1.0 + MAX_WAIT_S)
     assert not exchange.stream.is_answered
     assert not exchange.stream.awaits_message
-    assert exchange.tell(m.RequestBody(b"x")) == []
+    assert exchange.tell(m.BodyChunk(b"x")) == []
     exchange.router.lists.unsent_bytes = 0
     reply, end = exchange.tell(m.Wakeup())
 
     assert isinstance(reply, m.Reply)
-    assert (reply.status, end) == (200, m.End())
+    assert (reply.status, end) == (200, m.EndStream())
     assert exchange.router.lists.unsent_bytes == len(reply.body)
-    exchange.tell(m.Ended())
+    exchange.tell(m.StreamEnded())
     assert exchange.router.lists.unsent_bytes == 0
 
 
@@ -181,13 +181,13 @@ def test_a_request_that_has_waited_too_long_is_refused_by_itself() -> None:
     reply, end = exchange.tell(m.Wakeup())
 
     assert isinstance(reply, m.Reply)
-    assert (reply.status, reply.headers["retry-after"], end) == (429, "1", m.End())
+    assert (reply.status, reply.headers["retry-after"], end) == (429, "1", m.EndStream())
     assert exchange.router.rejections == [TOO_MANY_LISTS]
     assert place_is_free(exchange.router)
 
 
 def test_whoever_leaves_makes_room() -> None:
-    for event in (m.Ended(), m.ResponseHeaders(504)):
+    for event in (m.StreamEnded(), m.ResponseHeaders(504)):
         exchange = full()
         ask(exchange)
         exchange.tell(event)
@@ -211,14 +211,14 @@ def test_a_long_list_is_made_in_passes_and_sent_after_the_last() -> None:
 
     assert all(isinstance(each, m.WakeAt) for each in said)
     assert isinstance(reply, m.Reply)
-    assert (reply.status, end, exchange.router.num_made) == (200, m.End(), 3)
+    assert (reply.status, end, exchange.router.num_made) == (200, m.EndStream(), 3)
 
 
 def test_who_leaves_a_list_that_is_being_made_has_its_time_counted() -> None:
     exchange = begin(cards=[base_card()])
     exchange.router.num_passes = 3
     ask(exchange)
-    exchange.tell(m.Ended())
+    exchange.tell(m.StreamEnded())
     assert place_is_free(exchange.router)
     one = line(100)
     place = one.enter()

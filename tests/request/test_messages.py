@@ -25,4 +25,6 @@ def test_body_modes_have_the_numbers_of_the_protocol() -> None:
 def test_commands_are_equal_by_what_they_say() -> None:
     assert m.EchoBody(b"x", True) == m.EchoBody(b"x", True)
     assert m.EchoBody(b"x") != m.EchoBody(b"x", True)
-    assert len({m.ContinueTrailers(), m.ContinueResponseTrailers(), m.End(), m.End()}) == 3
+    assert (
+        len({m.ContinueTrailers(), m.ContinueResponseTrailers(), m.EndStream(), m.EndStream()}) == 3
+    )

@@ -13,13 +13,13 @@ from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from extproc.errors import RequestError
+from extproc.request.bodyslices import SLICE_BYTES, WORK_PER_PASS
 from extproc.request.multipart import (
     MAX_BOUNDARY_BYTES,
     MAX_PART_HEADERS_BYTES,
     MAX_PARTS,
     FormReader,
 )
-from extproc.request.passes import SLICE_BYTES, WORK_PER_PASS
 from extproc.types import Reason
 
 BOUNDARY = "b0"

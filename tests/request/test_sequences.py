@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.bounds import MAX_SEQUENCES
+from extproc.request.bodyslices import WORK_PER_PASS
 from extproc.request.jsonmodel import JsonReader
 from extproc.request.jsonsmall import LISTS, SMALL_BYTES
-from extproc.request.passes import WORK_PER_PASS
 from tests.request.test_jsonmodel import read as fed
 
 EMPTY = '""'

@@ -92,18 +92,21 @@ def test_a_whole_body_goes_on_without_it_and_with_its_length(
     exchange.tell(request_headers(body_mode=mode, headers=headers))
 
     length = len(LEFT) if headers else None
-    assert exchange.tell(m.RequestBody(SENT, True)) == [m.ContinueBody(PICK, LEFT, length), m.End()]
+    assert exchange.tell(m.BodyChunk(SENT, True)) == [
+        m.ContinueBody(PICK, LEFT, length),
+        m.EndStream(),
+    ]
 
 
 def test_a_full_duplex_body_goes_on_without_it() -> None:
     exchange = begin()
     mode = BodyMode.FULL_DUPLEX_STREAMED
-    exchange.tell(request_headers(body_mode=mode, headers=LENGTH), m.RequestBody(SENT[:20]))
+    exchange.tell(request_headers(body_mode=mode, headers=LENGTH), m.BodyChunk(SENT[:20]))
 
-    assert exchange.tell(m.RequestBody(SENT[20:], True)) == [
+    assert exchange.tell(m.BodyChunk(SENT[20:], True)) == [
         m.ContinueHeaders(PICK, len(LEFT)),
         m.EchoBody(LEFT, True),
-        m.End(),
+        m.EndStream(),
     ]
 
 
@@ -111,7 +114,7 @@ def test_a_held_body_goes_on_without_it_and_is_counted_while_it_is_kept() -> Non
     exchange = begin()
     exchange.router.hold_s = 30.0
     exchange.tell(request_headers())
-    exchange.tell(m.RequestBody(SENT, True))
+    exchange.tell(m.BodyChunk(SENT, True))
     assert exchange.stream.held_bytes() >= len(SENT)
     [ticket] = exchange.router.tickets
     ticket.result = PICK
@@ -123,7 +126,7 @@ def test_a_large_body_goes_on_without_it() -> None:
     padding = b'"y":"' + 300_000 * b"y" + b'",'
     exchange = begin()
     exchange.tell(request_headers())
-    commands = exchange.tell(m.RequestBody(SENT.replace(b'"x"', padding + b'"x"'), True))
+    commands = exchange.tell(m.BodyChunk(SENT.replace(b'"x"', padding + b'"x"'), True))
     while not commands or isinstance(commands[0], m.WakeAt):
         commands = exchange.tell(m.Wakeup())
 
@@ -137,7 +140,7 @@ def test_where_the_body_cannot_be_changed_it_is_refused(mode: BodyMode, is_whole
     exchange = begin()
     early = mode is BodyMode.STREAMED
     exchange.tell(request_headers(body_mode=mode, sends_body_early=early))
-    reply, _ = exchange.tell(m.RequestBody(SENT, is_whole))
+    reply, _ = exchange.tell(m.BodyChunk(SENT, is_whole))
 
     assert isinstance(reply, m.Reply)
     error = json.loads(reply.body)["error"]
@@ -151,7 +154,7 @@ def test_where_the_body_cannot_be_changed_it_is_refused(mode: BodyMode, is_whole
 def test_what_is_passed_through_stays() -> None:
     exchange = begin(removed_fields=REMOVES - {"kv_transfer_params"})
     exchange.tell(request_headers())
-    assert exchange.tell(m.RequestBody(SENT, True)) == [m.ContinueBody(PICK), m.End()]
+    assert exchange.tell(m.BodyChunk(SENT, True)) == [m.ContinueBody(PICK), m.EndStream()]
 
 
 def test_a_form_that_has_it_is_refused() -> None:
@@ -170,7 +173,7 @@ def test_headers_that_steer_are_removed_unless_they_are_passed_through(passes: b
     settings: dict[str, Any] = {"removed_headers": frozenset()} if passes else {}
     exchange = begin(**settings)
     exchange.tell(request_headers(headers=dict.fromkeys(HEADERS, "10.0.0.1:80")))
-    exchange.tell(m.RequestBody(LEFT, True))
+    exchange.tell(m.BodyChunk(LEFT, True))
 
     [request] = exchange.router.routed
     assert set(request.hints._header_names) == (set() if passes else HEADERS)

@@ -14,11 +14,11 @@ from extproc.learned.evidence import Evidence
 from extproc.paths import DEFAULT_INFERENCE_PATHS, FORM_PATHS
 from extproc.rejections import NO_MEMORY, model_not_found, no_endpoints, saturated
 from extproc.request import body as body_module
-from extproc.request import jsonmodel, passes
+from extproc.request import bodyslices, jsonmodel
 from extproc.request import messages as m
 from extproc.request.jsonsmall import SMALL_BYTES
 from extproc.request.messages import BodyMode
-from extproc.request.transitions import State
+from extproc.request.transitions import CallState
 from extproc.types import Outcome, Reason, Rejection, Wait
 from tests.builders import adapter_card, base_card, body, request_headers
 from tests.request.fakerouter import PICK, Exchange, begin
@@ -34,7 +34,7 @@ def error_of(commands: list[m.Command]) -> tuple[int, dict[str, str]]:
     """The status and the error of what must be a reply and the end."""
     reply, end = commands
     assert isinstance(reply, m.Reply)
-    assert end == m.End()
+    assert end == m.EndStream()
     error: dict[str, str] = json.loads(reply.body)["error"]
     assert error["code"] == reply.details
     return reply.status, error
@@ -60,10 +60,10 @@ def test_a_client_that_waits_for_a_100_for_ever_is_told_to_send_without(
 def test_a_client_that_sends_its_body_without_the_100_is_routed() -> None:
     exchange = begin()
     exchange.tell(request_headers(**DUPLEX, headers={"expect": "100-continue"}))
-    exchange.tell(m.RequestBody(BODY[:5], False))
+    exchange.tell(m.BodyChunk(BODY[:5], False))
 
     assert exchange.tell(m.Wakeup()) == []
-    assert exchange.tell(m.RequestBody(BODY[5:], True))[0] == m.ContinueHeaders(PICK)
+    assert exchange.tell(m.BodyChunk(BODY[5:], True))[0] == m.ContinueHeaders(PICK)
 
 
 # --- how the body may come ------------------------------------------------------------------
@@ -73,14 +73,14 @@ def test_a_buffered_body_is_asked_for_and_routed_by_its_one_message() -> None:
     exchange = begin()
 
     assert exchange.tell(request_headers()) == [m.ContinueHeaders()]
-    assert exchange.tell(m.RequestBody(BODY, True)) == [m.ContinueBody(PICK), m.End()]
+    assert exchange.tell(m.BodyChunk(BODY, True)) == [m.ContinueBody(PICK), m.EndStream()]
 
 
 def test_a_buffered_body_with_trailers_is_complete_without_end_of_stream() -> None:
     exchange = begin()
     exchange.tell(request_headers())
 
-    assert exchange.tell(m.RequestBody(BODY, False)) == [m.ContinueBody(PICK), m.End()]
+    assert exchange.tell(m.BodyChunk(BODY, False)) == [m.ContinueBody(PICK), m.EndStream()]
 
 
 def test_without_protocol_config_the_assumed_body_mode_holds() -> None:
@@ -99,7 +99,7 @@ def test_a_buffered_part_is_routed_if_the_model_stands_in_it(end_of_stream: bool
 
     assert exchange.tell(partial) == [m.ContinueHeaders()]
     part = BODY if end_of_stream else BODY[:-5]
-    assert exchange.tell(m.RequestBody(part, end_of_stream)) == [m.ContinueBody(PICK), m.End()]
+    assert exchange.tell(m.BodyChunk(part, end_of_stream)) == [m.ContinueBody(PICK), m.EndStream()]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_policy_is_told_whether_all_of_a_body_was_seen(
 ) -> None:
     exchange = begin(early_decision_bytes=1)
     headers = request_headers(body_mode=mode, sends_body_early=mode is BodyMode.STREAMED)
-    exchange.tell(headers, m.RequestBody(BODY if is_whole else BODY[:-5], end_of_stream))
+    exchange.tell(headers, m.BodyChunk(BODY if is_whole else BODY[:-5], end_of_stream))
 
     assert [each._is_whole for each in exchange.router.routed] == [is_whole]
 
@@ -128,7 +128,7 @@ def test_a_buffered_part_that_ends_before_the_model_is_too_large() -> None:
     exchange = begin()
     exchange.tell(request_headers(body_mode=BodyMode.BUFFERED_PARTIAL))
 
-    status, error = error_of(exchange.tell(m.RequestBody(b'{"prompt": "long')))
+    status, error = error_of(exchange.tell(m.BodyChunk(b'{"prompt": "long')))
 
     assert (status, error["code"]) == (413, Reason.BODY_TOO_LARGE)
     assert exchange.router.routed == []
@@ -138,12 +138,12 @@ def test_an_early_streamed_body_holds_the_headers_answer_until_it_is_complete() 
     exchange = begin()
     first, rest = BODY[:7], BODY[7:]
 
-    assert exchange.tell(request_headers(**STREAMED), m.RequestBody(first)) == []
-    assert exchange.tell(m.RequestBody(rest, True)) == [
+    assert exchange.tell(request_headers(**STREAMED), m.BodyChunk(first)) == []
+    assert exchange.tell(m.BodyChunk(rest, True)) == [
         m.ContinueHeaders(PICK),
         m.ContinueBody(),
         m.ContinueBody(),
-        m.End(),
+        m.EndStream(),
     ]
 
 
@@ -152,11 +152,11 @@ def test_a_long_streamed_body_is_routed_by_its_prefix() -> None:
     exchange = begin(early_decision_bytes=20)
     exchange.tell(request_headers(**STREAMED))
 
-    assert exchange.tell(m.RequestBody(b'{"prompt": "' + 20 * b"p")) == []
-    late = exchange.tell(m.RequestBody(20 * b"p" + b'", "model": "a", '))
+    assert exchange.tell(m.BodyChunk(b'{"prompt": "' + 20 * b"p")) == []
+    late = exchange.tell(m.BodyChunk(20 * b"p" + b'", "model": "a", '))
     assert late == [m.ContinueHeaders(PICK), m.ContinueBody(), m.ContinueBody()]
-    assert exchange.tell(m.RequestBody(b'"n": 1')) == [m.ContinueBody()]
-    assert exchange.tell(m.RequestBody(b"}", True)) == [m.ContinueBody(), m.End()]
+    assert exchange.tell(m.BodyChunk(b'"n": 1')) == [m.ContinueBody()]
+    assert exchange.tell(m.BodyChunk(b"}", True)) == [m.ContinueBody(), m.EndStream()]
 
 
 @pytest.mark.parametrize("uses_response_phases", [True, False])
@@ -175,9 +175,9 @@ def test_a_streamed_body_whose_rest_is_wrong_is_refused_and_its_pick_let_go_once
     exchange = begin(
         early_decision_bytes=1, max_body_bytes=200, uses_response_phases=uses_response_phases
     )
-    exchange.tell(request_headers(**STREAMED), m.RequestBody(b'{"model": "a", '))
-    _status, error = error_of(exchange.tell(m.RequestBody(rest, True)))
-    exchange.tell(m.Ended())
+    exchange.tell(request_headers(**STREAMED), m.BodyChunk(b'{"model": "a", '))
+    _status, error = error_of(exchange.tell(m.BodyChunk(rest, True)))
+    exchange.tell(m.StreamEnded())
 
     assert error["code"] == code
     assert [(pick, outcome) for pick, outcome, _ in exchange.router.finished] == [
@@ -187,10 +187,10 @@ def test_a_streamed_body_whose_rest_is_wrong_is_refused_and_its_pick_let_go_once
 
 def test_a_streamed_body_that_names_its_model_again_goes_on() -> None:
     exchange = begin(early_decision_bytes=1)
-    exchange.tell(request_headers(**STREAMED), m.RequestBody(b'{"model": "a", '))
+    exchange.tell(request_headers(**STREAMED), m.BodyChunk(b'{"model": "a", '))
 
-    assert exchange.tell(m.RequestBody(b'"model": "a"')) == [m.ContinueBody()]
-    assert exchange.tell(m.RequestBody(b"}", True)) == [m.ContinueBody(), m.End()]
+    assert exchange.tell(m.BodyChunk(b'"model": "a"')) == [m.ContinueBody()]
+    assert exchange.tell(m.BodyChunk(b"}", True)) == [m.ContinueBody(), m.EndStream()]
 
 
 def wake(exchange: Exchange) -> list[m.Command]:
@@ -210,17 +210,17 @@ def test_a_large_body_is_read_in_passes_and_others_have_their_turn_between_them(
     exchange = begin()
     exchange.tell(request_headers())
 
-    assert exchange.tell(m.RequestBody(LARGE, True)) == [m.WakeAt(exchange.now)]
-    assert exchange.stream.state is State.READING
+    assert exchange.tell(m.BodyChunk(LARGE, True)) == [m.WakeAt(exchange.now)]
+    assert exchange.stream.state is CallState.READING
     assert not exchange.stream.is_answered
-    assert wake(exchange) == [m.ContinueBody(PICK), m.End()]
+    assert wake(exchange) == [m.ContinueBody(PICK), m.EndStream()]
 
 
 def test_a_buffered_part_of_many_passes_is_read_to_its_end() -> None:
     exchange = begin()
-    exchange.tell(request_headers(body_mode=BodyMode.BUFFERED_PARTIAL), m.RequestBody(LARGE[:-5]))
+    exchange.tell(request_headers(body_mode=BodyMode.BUFFERED_PARTIAL), m.BodyChunk(LARGE[:-5]))
 
-    assert wake(exchange) == [m.ContinueBody(PICK), m.End()]
+    assert wake(exchange) == [m.ContinueBody(PICK), m.EndStream()]
 
 
 @pytest.mark.parametrize("has_trailers", [True, False])
@@ -235,12 +235,12 @@ def test_what_comes_while_a_body_is_read_is_answered_with_it(
     mode: BodyMode, answers: list[m.Command] | None, has_trailers: bool
 ) -> None:
     exchange = begin()
-    exchange.tell(request_headers(body_mode=mode, sends_body_early=True), m.RequestBody(LARGE))
-    assert exchange.tell(m.RequestBody(b" ", not has_trailers)) == []
+    exchange.tell(request_headers(body_mode=mode, sends_body_early=True), m.BodyChunk(LARGE))
+    assert exchange.tell(m.BodyChunk(b" ", not has_trailers)) == []
     assert exchange.tell(*([m.RequestTrailers()] if has_trailers else [])) == []
 
     commands = wake(exchange)
-    assert commands[-1] == m.End()
+    assert commands[-1] == m.EndStream()
     assert (m.ContinueTrailers() in commands) is has_trailers
     if answers:
         assert commands[:3] == answers
@@ -252,53 +252,58 @@ def test_what_comes_while_a_body_is_read_is_answered_with_it(
 
 def test_more_than_one_message_of_a_buffered_body_breaks_the_protocol() -> None:
     exchange = begin()
-    exchange.tell(request_headers(), m.RequestBody(LARGE))
+    exchange.tell(request_headers(), m.BodyChunk(LARGE))
 
     with pytest.raises(ProtocolError):
-        exchange.tell(m.RequestBody(b" "))
+        exchange.tell(m.BodyChunk(b" "))
 
 
 @pytest.mark.parametrize("has_trailers", [True, False])
 def test_the_rest_of_a_streamed_body_is_read_in_passes_too(has_trailers: bool) -> None:
     exchange = begin(early_decision_bytes=1)
-    exchange.tell(request_headers(**STREAMED), m.RequestBody(LARGE[:20]))
-    assert exchange.tell(m.RequestBody(LARGE[20:-1])) == [m.WakeAt(exchange.now)]
-    assert exchange.tell(m.RequestBody(LARGE[-1:], not has_trailers)) == []
+    exchange.tell(request_headers(**STREAMED), m.BodyChunk(LARGE[:20]))
+    assert exchange.tell(m.BodyChunk(LARGE[20:-1])) == [m.WakeAt(exchange.now)]
+    assert exchange.tell(m.BodyChunk(LARGE[-1:], not has_trailers)) == []
     assert exchange.tell(*([m.RequestTrailers()] if has_trailers else [])) == []
 
     answers: list[m.Command] = []
-    while exchange.stream.state is not State.DONE:
+    while exchange.stream.state is not CallState.DONE:
         answers += exchange.tell(m.Wakeup())
     trailers = [m.ContinueTrailers()] if has_trailers else []
     assert [c for c in answers if not isinstance(c, m.WakeAt)] == [
         m.ContinueBody(),
         m.ContinueBody(),
         *trailers,
-        m.End(),
+        m.EndStream(),
     ]
 
 
 def test_a_timer_of_before_means_nothing_once_all_is_read() -> None:
     exchange = begin(early_decision_bytes=1)
-    exchange.tell(request_headers(**STREAMED), m.RequestBody(LARGE[:20]))
+    exchange.tell(request_headers(**STREAMED), m.BodyChunk(LARGE[:20]))
 
     assert exchange.tell(m.Wakeup()) == []
 
 
 def test_a_large_chunk_that_comes_while_held_is_read_before_the_answer() -> None:
     exchange = begin(Wait(until_s=1e9), early_decision_bytes=1)
-    exchange.tell(request_headers(**STREAMED), m.RequestBody(LARGE[:20]))
-    assert exchange.tell(m.RequestBody(LARGE[20:], True)) == []
+    exchange.tell(request_headers(**STREAMED), m.BodyChunk(LARGE[:20]))
+    assert exchange.tell(m.BodyChunk(LARGE[20:], True)) == []
     exchange.router.result = PICK
 
-    assert wake(exchange) == [m.ContinueHeaders(PICK), m.ContinueBody(), m.ContinueBody(), m.End()]
+    assert wake(exchange) == [
+        m.ContinueHeaders(PICK),
+        m.ContinueBody(),
+        m.ContinueBody(),
+        m.EndStream(),
+    ]
 
 
 def test_what_a_body_holds_is_let_go_when_it_is_refused_or_answered_elsewhere() -> None:
     refused = begin(max_body_bytes=len(LARGE))
-    refused.tell(request_headers(**DUPLEX), m.RequestBody(LARGE), m.RequestBody(b" "))
+    refused.tell(request_headers(**DUPLEX), m.BodyChunk(LARGE), m.BodyChunk(b" "))
     elsewhere = begin()
-    elsewhere.tell(request_headers(**DUPLEX), m.RequestBody(LARGE), m.ResponseHeaders(413))
+    elsewhere.tell(request_headers(**DUPLEX), m.BodyChunk(LARGE), m.ResponseHeaders(413))
 
     assert refused.stream._incoming.reader.held_bytes == 0
     assert elsewhere.stream._incoming.reader.held_bytes == 0
@@ -309,15 +314,15 @@ def test_trailers_complete_a_streamed_body() -> None:
     exchange = begin()
     exchange.tell(request_headers(**STREAMED))
 
-    assert exchange.tell(m.RequestBody(BODY)) == [m.ContinueHeaders(PICK), m.ContinueBody()]
-    assert exchange.tell(m.RequestTrailers()) == [m.ContinueTrailers(), m.End()]
+    assert exchange.tell(m.BodyChunk(BODY)) == [m.ContinueHeaders(PICK), m.ContinueBody()]
+    assert exchange.tell(m.RequestTrailers()) == [m.ContinueTrailers(), m.EndStream()]
 
 
 def test_trailers_after_an_early_decision_end_the_request() -> None:
     exchange = begin(early_decision_bytes=1)
-    exchange.tell(request_headers(**STREAMED), m.RequestBody(BODY))
+    exchange.tell(request_headers(**STREAMED), m.BodyChunk(BODY))
 
-    assert exchange.tell(m.RequestTrailers()) == [m.ContinueTrailers(), m.End()]
+    assert exchange.tell(m.RequestTrailers()) == [m.ContinueTrailers(), m.EndStream()]
 
 
 def test_a_streamed_body_that_waits_for_the_headers_answer_is_asked_for_buffered() -> None:
@@ -325,7 +330,7 @@ def test_a_streamed_body_that_waits_for_the_headers_answer_is_asked_for_buffered
     late = request_headers(body_mode=BodyMode.STREAMED)
 
     assert exchange.tell(late) == [m.ContinueHeaders(ask_for_body=True)]
-    assert exchange.tell(m.RequestBody(BODY, True)) == [m.ContinueBody(PICK), m.End()]
+    assert exchange.tell(m.BodyChunk(BODY, True)) == [m.ContinueBody(PICK), m.EndStream()]
 
 
 def test_asking_for_the_body_does_not_give_up_the_response_phases() -> None:
@@ -348,10 +353,10 @@ def test_a_duplex_body_is_routed_when_complete_and_echoed_in_chunks_that_envoy_t
     exchange = begin()
     long = body(prompt=150_000 * "p")
 
-    assert exchange.tell(request_headers(**DUPLEX), m.RequestBody(long[:99_999])) == []
-    headers, *echo, end = exchange.tell(m.RequestBody(long[99_999:], True))
+    assert exchange.tell(request_headers(**DUPLEX), m.BodyChunk(long[:99_999])) == []
+    headers, *echo, end = exchange.tell(m.BodyChunk(long[99_999:], True))
 
-    assert (headers, end) == (m.ContinueHeaders(PICK), m.End())
+    assert (headers, end) == (m.ContinueHeaders(PICK), m.EndStream())
     chunks = [chunk for chunk in echo if isinstance(chunk, m.EchoBody)]
     assert len(chunks) == len(echo)
     assert b"".join(chunk.data for chunk in chunks) == long
@@ -361,13 +366,13 @@ def test_a_duplex_body_is_routed_when_complete_and_echoed_in_chunks_that_envoy_t
 
 def test_a_duplex_body_with_trailers_leaves_the_end_of_stream_to_them() -> None:
     exchange = begin()
-    exchange.tell(request_headers(**DUPLEX), m.RequestBody(BODY))
+    exchange.tell(request_headers(**DUPLEX), m.BodyChunk(BODY))
 
     assert exchange.tell(m.RequestTrailers()) == [
         m.ContinueHeaders(PICK),
         m.EchoBody(BODY),
         m.ContinueTrailers(),
-        m.End(),
+        m.EndStream(),
     ]
 
 
@@ -380,7 +385,7 @@ def test_trailers_without_any_duplex_body_echo_nothing() -> None:
     assert exchange.tell(m.RequestTrailers()) == [
         m.ContinueHeaders(PICK),
         m.ContinueTrailers(),
-        m.End(),
+        m.EndStream(),
     ]
 
 
@@ -390,7 +395,7 @@ def test_a_model_that_the_data_plane_read_is_routed_at_the_headers(mode: BodyMod
 
     commands = exchange.tell(request_headers(body_mode=mode, model="a"))
 
-    assert commands == [m.ContinueHeaders(PICK), m.End()]
+    assert commands == [m.ContinueHeaders(PICK), m.EndStream()]
     assert exchange.router.routed[0].model == "a"
 
 
@@ -402,7 +407,7 @@ def test_a_data_plane_that_found_no_model_is_answered_for_the_client() -> None:
 
 def test_the_body_wins_over_the_model_that_the_data_plane_read() -> None:
     exchange = begin()
-    exchange.tell(request_headers(model="other"), m.RequestBody(BODY, True))
+    exchange.tell(request_headers(model="other"), m.BodyChunk(BODY, True))
 
     assert exchange.router.routed[0].model == "a"
 
@@ -413,17 +418,17 @@ def test_a_form_is_routed_by_its_field() -> None:
     headers = {"content-type": "multipart/form-data; boundary=b"}
     exchange.tell(request_headers(path="/v1/audio/transcriptions", headers=headers))
 
-    assert exchange.tell(m.RequestBody(form, True)) == [m.ContinueBody(PICK), m.End()]
+    assert exchange.tell(m.BodyChunk(form, True)) == [m.ContinueBody(PICK), m.EndStream()]
     assert exchange.router.routed[0].model == "whisper"
 
 
 @pytest.mark.parametrize("value", ["s", "s" * 60_000, "\xff"])
 def test_a_session_is_known_by_a_digest_that_is_as_long_for_any_value(value: str) -> None:
     exchange = begin(session_header="x-session")
-    exchange.tell(request_headers(headers={"x-session": value}), m.RequestBody(BODY, True))
+    exchange.tell(request_headers(headers={"x-session": value}), m.BodyChunk(BODY, True))
     exchange_of_other = begin(session_header="x-session")
     other = request_headers(headers={"x-session": f"{value}x"})
-    exchange_of_other.tell(other, m.RequestBody(BODY, True))
+    exchange_of_other.tell(other, m.BodyChunk(BODY, True))
     sessions = [each.router.routed[0].session for each in (exchange, exchange_of_other)]
 
     assert [len(each or "") for each in sessions] == [32, 32]
@@ -434,7 +439,7 @@ def test_what_a_client_can_make_long_is_cut_before_it_is_remembered() -> None:
     exchange = begin(session_header="x-session")
     headers = {"x-request-id": "i" * 60_000, "x-session": "s"}
     event = request_headers("DELETE", f"/v1/responses/{'r' * 60_000}", headers=headers, **DUPLEX)
-    exchange.tell(event, m.RequestBody(b"", True))
+    exchange.tell(event, m.BodyChunk(b"", True))
     [asked] = exchange.router.routed
 
     assert (len(asked.path), len(asked.request_id)) == (MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS)
@@ -465,7 +470,7 @@ def test_routing_is_told_all_that_is_known_of_a_request() -> None:
     headers = {"x-request-id": "id-1", "x-session": "s"}
     subset = frozenset({"10.0.0.1:8000"})
     event = request_headers(path="/v1/completions?x=1", headers=headers, subset=subset)
-    exchange.tell(event, m.RequestBody(BODY, True))
+    exchange.tell(event, m.BodyChunk(BODY, True))
 
     [asked] = exchange.router.routed
     assert (asked.model, asked.adapter, asked.path) == ("a", None, "/v1/completions")
@@ -534,10 +539,10 @@ def test_a_body_over_the_limit_is_too_large_and_one_of_the_limit_is_not(
     event = request_headers(**{"body_mode": BodyMode.BUFFERED, **fields})
     fits = begin(max_body_bytes=len(BODY))
     over = begin(max_body_bytes=len(BODY) - 1)
-    fits.tell(event, m.RequestBody(BODY, True))
+    fits.tell(event, m.BodyChunk(BODY, True))
     over.tell(event)
 
-    status, error = error_of(over.tell(m.RequestBody(BODY, True)))
+    status, error = error_of(over.tell(m.BodyChunk(BODY, True)))
 
     assert (status, error["code"]) == (413, Reason.BODY_TOO_LARGE)
     assert fits.stream.pick is PICK
@@ -545,9 +550,9 @@ def test_a_body_over_the_limit_is_too_large_and_one_of_the_limit_is_not(
 
 def test_chunks_count_together_against_the_limit() -> None:
     exchange = begin(max_body_bytes=10)
-    exchange.tell(request_headers(**DUPLEX), m.RequestBody(10 * b" "))
+    exchange.tell(request_headers(**DUPLEX), m.BodyChunk(10 * b" "))
 
-    assert error_of(exchange.tell(m.RequestBody(b" ")))[0] == 413
+    assert error_of(exchange.tell(m.BodyChunk(b" ")))[0] == 413
 
 
 @pytest.mark.parametrize(
@@ -564,7 +569,7 @@ def test_a_body_that_names_no_model_is_a_bad_request(data: bytes, code: Reason) 
     exchange = begin()
     exchange.tell(request_headers())
 
-    status, error = error_of(exchange.tell(m.RequestBody(data, True)))
+    status, error = error_of(exchange.tell(m.BodyChunk(data, True)))
 
     assert (status, error["code"]) == (400, code)
     assert exchange.router.routed == []
@@ -581,7 +586,7 @@ def test_a_form_path_takes_forms_only() -> None:
     exchange = begin()
     exchange.tell(request_headers(path="/v1/audio/translations"))
 
-    assert error_of(exchange.tell(m.RequestBody(BODY, True)))[0] == 415
+    assert error_of(exchange.tell(m.BodyChunk(BODY, True)))[0] == 415
 
 
 @pytest.mark.parametrize(
@@ -604,7 +609,7 @@ def test_a_request_that_is_not_routed_gets_the_reason_and_when_to_retry(
     exchange = begin(rejection)
     exchange.tell(request_headers(**{"body_mode": BodyMode.BUFFERED, **fields}))
 
-    reply, _end = exchange.tell(m.RequestBody(BODY, True))
+    reply, _end = exchange.tell(m.BodyChunk(BODY, True))
 
     assert isinstance(reply, m.Reply)
     assert (reply.status, reply.headers.get("retry-after")) == (status, retry_after)
@@ -617,7 +622,7 @@ def test_no_error_quotes_a_prompt_or_a_header(data: bytes) -> None:
     exchange = begin()
     exchange.tell(request_headers(headers={"authorization": SECRET, "x-request-id": SECRET}))
 
-    reply, _end = exchange.tell(m.RequestBody(data, True))
+    reply, _end = exchange.tell(m.BodyChunk(data, True))
 
     assert isinstance(reply, m.Reply)
     assert b"hunter2" not in reply.body
@@ -637,7 +642,7 @@ def test_the_list_of_models_is_answered_here(end_of_stream: bool) -> None:
 
     reply, end = models_exchange().tell(event)
 
-    assert end == m.End()
+    assert end == m.EndStream()
     assert isinstance(reply, m.Reply)
     assert reply.status == 200
     data = json.loads(reply.body)["data"]
@@ -665,7 +670,7 @@ def test_a_probe_is_answered_by_whether_a_request_could_be_served(path: str) -> 
     well, ill = begin(), begin(no_endpoints())
     event = request_headers("GET", path, subset=frozenset({"10.0.0.1:1"}))
 
-    assert well.tell(event) == [m.Reply(200, b"{}"), m.End()]
+    assert well.tell(event) == [m.Reply(200, b"{}"), m.EndStream()]
     assert well.router.subsets == [frozenset({"10.0.0.1:1"})]
     reply, _ = ill.tell(event)
     assert isinstance(reply, m.Reply)
@@ -708,7 +713,7 @@ def test_a_stored_response_without_a_body_goes_by_its_session_at_the_headers(
     exchange = begin(session_header="x-session", assumed_body_mode=BodyMode.NONE)
     event = request_headers(method, path, headers={"x-session": "s"}, **fields)
 
-    assert exchange.tell(event) == [m.ContinueHeaders(PICK), m.End()]
+    assert exchange.tell(event) == [m.ContinueHeaders(PICK), m.EndStream()]
     [asked] = exchange.router.routed
     assert (asked.model, asked.session) == ("", DIGEST_OF_S)
 
@@ -718,7 +723,7 @@ def test_a_stored_response_with_a_body_is_routed_whatever_the_body_says() -> Non
     event = request_headers("POST", "/v1/responses/r1/cancel", headers={"x-session": "s"})
 
     assert exchange.tell(event) == [m.ContinueHeaders()]
-    assert exchange.tell(m.RequestBody(b"{}", True)) == [m.ContinueBody(PICK), m.End()]
+    assert exchange.tell(m.BodyChunk(b"{}", True)) == [m.ContinueBody(PICK), m.EndStream()]
     assert exchange.router.routed[0].model == ""
 
 
@@ -737,7 +742,7 @@ def test_a_previous_response_without_a_session_is_refused_where_it_means_one(
     path: str, is_refused: bool
 ) -> None:
     exchange = begin()
-    exchange.tell(request_headers(path=path), m.RequestBody(body(previous_response_id="r1"), True))
+    exchange.tell(request_headers(path=path), m.BodyChunk(body(previous_response_id="r1"), True))
 
     codes = [rejection.reason for rejection in exchange.router.rejections]
     assert codes == ([Reason.STORED_RESPONSE] if is_refused else [])
@@ -748,7 +753,7 @@ def test_a_previous_response_is_routed_if_there_is_a_session() -> None:
     exchange.tell(request_headers(path="/v1/responses", headers={"x-session": "s"}))
     data = body(previous_response_id="r1")
 
-    assert exchange.tell(m.RequestBody(data, True)) == [m.ContinueBody(PICK), m.End()]
+    assert exchange.tell(m.BodyChunk(data, True)) == [m.ContinueBody(PICK), m.EndStream()]
 
 
 # --- response phases ------------------------------------------------------------------------
@@ -757,7 +762,7 @@ def test_a_previous_response_is_routed_if_there_is_a_session() -> None:
 def answered(**fields: Any) -> Exchange:
     """A routed request whose stream stays open for the response."""
     exchange = begin(uses_response_phases=True)
-    exchange.tell(request_headers(**fields), m.RequestBody(BODY, True))
+    exchange.tell(request_headers(**fields), m.BodyChunk(BODY, True))
     return exchange
 
 
@@ -765,11 +770,11 @@ def test_with_response_phases_the_stream_stays_open_and_every_phase_is_answered(
     exchange = begin(uses_response_phases=True)
 
     assert exchange.tell(request_headers()) == [m.ContinueHeaders()]
-    assert exchange.tell(m.RequestBody(BODY, True)) == [m.ContinueBody(PICK)]
+    assert exchange.tell(m.BodyChunk(BODY, True)) == [m.ContinueBody(PICK)]
     assert exchange.tell(m.ResponseHeaders(200)) == [m.ContinueResponseHeaders()]
     assert exchange.tell(m.ResponseBody(b"x")) == [m.ContinueResponseBody()]
     assert exchange.tell(m.ResponseTrailers()) == [m.ContinueResponseTrailers()]
-    assert exchange.tell(m.Ended()) == []
+    assert exchange.tell(m.StreamEnded()) == []
 
 
 def test_a_full_duplex_response_keeps_the_stream_open_whoever_ends_the_pick() -> None:
@@ -777,10 +782,10 @@ def test_a_full_duplex_response_keeps_the_stream_open_whoever_ends_the_pick() ->
     exchange = begin()
     exchange.tell(request_headers(response_body_mode=BodyMode.FULL_DUPLEX_STREAMED))
 
-    assert exchange.tell(m.RequestBody(BODY, True)) == [m.ContinueBody(PICK)]
+    assert exchange.tell(m.BodyChunk(BODY, True)) == [m.ContinueBody(PICK)]
     assert exchange.tell(m.ResponseHeaders(200)) == [m.ContinueResponseHeaders()]
     assert exchange.tell(m.ResponseBody(b"x", True)) == [m.EchoResponseBody(b"x", True)]
-    assert exchange.tell(m.Ended()) == []
+    assert exchange.tell(m.StreamEnded()) == []
     assert exchange.router.finished == []
 
 
@@ -817,7 +822,7 @@ def test_the_end_of_the_stream_finishes_the_pick_once(
 ) -> None:
     exchange = answered()
     exchange.tell(*response)
-    exchange.tell(m.Ended(), m.Ended())
+    exchange.tell(m.StreamEnded(), m.StreamEnded())
 
     assert exchange.router.finished == [(PICK, outcome, exchange.now - 1.0)]
 
@@ -849,34 +854,34 @@ def test_the_end_of_a_response_says_what_its_endpoint_did(
     """A response that is not seen to its end speaks neither for nor against it: its client may
     have left. Envoy's own replies are plain text."""
     exchange = answered()
-    exchange.tell(*response, m.Ended())
+    exchange.tell(*response, m.StreamEnded())
 
     assert exchange.router.verdicts == [verdict]
 
 
 def test_without_response_phases_a_pick_is_never_finished_here() -> None:
     exchange = begin()
-    exchange.tell(request_headers(), m.RequestBody(BODY, True), m.Ended())
+    exchange.tell(request_headers(), m.BodyChunk(BODY, True), m.StreamEnded())
 
     assert exchange.router.finished == []
 
 
 def test_a_stream_that_ends_before_the_pick_finishes_nothing() -> None:
     exchange = begin(uses_response_phases=True)
-    exchange.tell(request_headers(), m.Ended())
+    exchange.tell(request_headers(), m.StreamEnded())
 
     assert exchange.router.finished == []
-    assert exchange.stream.state is State.DONE
+    assert exchange.stream.state is CallState.DONE
 
 
 def test_a_response_may_begin_while_the_request_is_still_sent() -> None:
     exchange = begin(uses_response_phases=True, early_decision_bytes=1)
-    exchange.tell(request_headers(**STREAMED), m.RequestBody(BODY))
+    exchange.tell(request_headers(**STREAMED), m.BodyChunk(BODY))
 
     assert exchange.tell(m.ResponseHeaders(200)) == [m.ContinueResponseHeaders()]
-    assert exchange.tell(m.RequestBody(b" ")) == [m.ContinueBody()]
+    assert exchange.tell(m.BodyChunk(b" ")) == [m.ContinueBody()]
     assert exchange.tell(m.RequestTrailers()) == [m.ContinueTrailers()]
-    assert exchange.stream.state is State.RESPONSE
+    assert exchange.stream.state is CallState.RESPONSE
 
 
 @pytest.mark.parametrize("uses_response_phases", [True, False])
@@ -892,7 +897,7 @@ def test_what_the_data_plane_answers_itself_passes_unchanged(
     assert exchange.tell(m.ResponseBody(b"large", True)) == [m.ContinueResponseBody()]
     assert exchange.tell(m.ResponseTrailers()) == [m.ContinueResponseTrailers()]
     assert exchange.stream.is_answered
-    exchange.tell(m.Ended())
+    exchange.tell(m.StreamEnded())
     assert exchange.router.routed == []
     assert exchange.router.finished == []
 
@@ -912,11 +917,11 @@ def test_what_the_data_plane_answers_itself_is_echoed_in_full_duplex(is_asked_fi
 @pytest.mark.parametrize("uses_response_phases", [True, False])
 def test_an_answer_that_could_not_be_given_fails_the_pick_once(uses_response_phases: bool) -> None:
     exchange = begin(uses_response_phases=uses_response_phases)
-    exchange.tell(request_headers(), m.RequestBody(BODY, True))
+    exchange.tell(request_headers(), m.BodyChunk(BODY, True))
 
     exchange.stream.abandon(now=9.0)
     exchange.stream.abandon(now=10.0)
-    exchange.tell(m.Ended())
+    exchange.tell(m.StreamEnded())
 
     assert exchange.router.finished == [(PICK, Outcome.FAILED, 9.0)]
 
@@ -932,7 +937,7 @@ def test_abandoning_before_a_pick_finishes_nothing() -> None:
 def test_a_stream_is_answered_once_the_request_is_decided() -> None:
     exchange = begin(uses_response_phases=True)
     seen = [exchange.stream.is_answered]
-    for event in (request_headers(), m.RequestBody(BODY, True)):
+    for event in (request_headers(), m.BodyChunk(BODY, True)):
         exchange.tell(event)
         seen.append(exchange.stream.is_answered)
 
@@ -947,14 +952,14 @@ def test_what_is_kept_of_a_body_is_told_until_it_is_let_go(mode: dict[str, Any])
     exchange = begin(early_decision_bytes=1_000_000)
     exchange.tell(request_headers(**mode))
     assert exchange.stream.held_bytes() == 0
-    exchange.tell(m.RequestBody(BODY[:9]))
+    exchange.tell(m.BodyChunk(BODY[:9]))
     first = exchange.stream.held_bytes()
-    exchange.tell(m.RequestBody(BODY[9:-1]))
+    exchange.tell(m.BodyChunk(BODY[9:-1]))
     assert len(BODY) - 1 <= exchange.stream.held_bytes() <= len(BODY) + 200
     assert 9 <= first < exchange.stream.held_bytes()
-    exchange.tell(m.RequestBody(BODY[-1:], True))
+    exchange.tell(m.BodyChunk(BODY[-1:], True))
 
-    assert exchange.stream.state is State.DONE
+    assert exchange.stream.state is CallState.DONE
     assert exchange.stream.held_bytes() == 0
 
 
@@ -965,7 +970,7 @@ def test_without_memory_an_unfinished_request_gets_429_and_keeps_nothing(
     exchange = begin()
     exchange.tell(request_headers(**mode))
     if mode:
-        exchange.tell(m.RequestBody(BODY[:9]))
+        exchange.tell(m.BodyChunk(BODY[:9]))
     commands = exchange.tell(m.Overloaded())
     status, error = error_of(commands)
     assert isinstance(commands[0], m.Reply)
@@ -974,7 +979,7 @@ def test_without_memory_an_unfinished_request_gets_429_and_keeps_nothing(
     assert commands[0].headers["retry-after"] == "1"
     assert exchange.stream.held_bytes() == 0
     assert [reason.reason for reason in exchange.router.rejections] == [Reason.MEMORY]
-    assert exchange.tell(m.RequestBody(BODY[9:], True)) == []
+    assert exchange.tell(m.BodyChunk(BODY[9:], True)) == []
 
 
 @pytest.mark.parametrize(("mode", "is_whole"), [({}, True), (STREAMED, False), (DUPLEX, False)])
@@ -985,19 +990,19 @@ def test_a_body_that_is_being_read_is_whole_only_if_no_more_can_come(
     exchange = begin(early_decision_bytes=1)
     with (
         patch.dict(vars(jsonmodel), {"SMALL_BYTES": 0}),
-        patch.dict(vars(passes), {"SLICE_BYTES": 7, "WORK_PER_PASS": 1}),
+        patch.dict(vars(bodyslices), {"SLICE_BYTES": 7, "WORK_PER_PASS": 1}),
         patch.dict(vars(body_module), {"SMALL_BYTES": 0}),
     ):
-        exchange.tell(request_headers(**mode), m.RequestBody(BODY[:-1]))
-    assert exchange.stream.state is State.READING
+        exchange.tell(request_headers(**mode), m.BodyChunk(BODY[:-1]))
+    assert exchange.stream.state is CallState.READING
 
     assert exchange.stream.is_whole == is_whole
 
 
 def test_without_memory_for_the_rest_of_a_routed_body_its_pick_is_let_go_once() -> None:
     exchange = begin(early_decision_bytes=1)
-    exchange.tell(request_headers(**STREAMED), m.RequestBody(BODY + b" "))
-    assert exchange.stream.state is State.REST
+    exchange.tell(request_headers(**STREAMED), m.BodyChunk(BODY + b" "))
+    assert exchange.stream.state is CallState.REST
     commands = exchange.tell(m.Overloaded())
 
     assert error_of(commands)[0] == 429
@@ -1006,11 +1011,11 @@ def test_without_memory_for_the_rest_of_a_routed_body_its_pick_is_let_go_once() 
 
 def test_a_refused_request_keeps_no_bytes_although_its_stream_lives() -> None:
     exchange = begin(max_body_bytes=100)
-    exchange.tell(request_headers(**DUPLEX), m.RequestBody(b"x" * 90))
+    exchange.tell(request_headers(**DUPLEX), m.BodyChunk(b"x" * 90))
     parts = exchange.stream._incoming.reader._kept  # what a slow reader would keep alive
-    exchange.tell(m.RequestBody(b"x" * 90))
+    exchange.tell(m.BodyChunk(b"x" * 90))
 
-    assert exchange.stream.state is State.DONE
+    assert exchange.stream.state is CallState.DONE
     assert parts == []
 
 
@@ -1018,7 +1023,7 @@ def test_a_stream_says_who_has_to_act_next() -> None:
     """First the data plane, until all has come; then nothing more of the body is to be kept."""
     exchange = begin(Wait(until_s=0.0))
     seen = [(exchange.stream.awaits_message, exchange.stream.is_whole)]
-    for event in (request_headers(), m.RequestBody(BODY, True)):
+    for event in (request_headers(), m.BodyChunk(BODY, True)):
         exchange.tell(event)
         seen.append((exchange.stream.awaits_message, exchange.stream.is_whole))
 
@@ -1041,7 +1046,7 @@ def hashes_of(
     """Those of a request with this body."""
     exchange = begin()
     exchange.router.uses_cached_bytes = wanted
-    exchange.tell(request_headers(path=path, **mode), m.RequestBody(body(**fields), True))
+    exchange.tell(request_headers(path=path, **mode), m.BodyChunk(body(**fields), True))
     [asked] = exchange.router.routed
     return asked._prefix_hashes
 
@@ -1100,7 +1105,7 @@ def test_a_streamed_body_has_hashes_wherever_it_is_cut(num_braces: int, num_hash
     chunks = [f"{each}}}".encode() for each in whole.decode().split("}")[:-1]]
     assert b"".join(chunks) == whole
 
-    exchange.tell(request_headers(**STREAMED), *(m.RequestBody(each, False) for each in chunks))
+    exchange.tell(request_headers(**STREAMED), *(m.BodyChunk(each, False) for each in chunks))
 
     [asked] = exchange.router.routed
     assert len(asked._prefix_hashes) == num_hashes
@@ -1109,7 +1114,7 @@ def test_a_streamed_body_has_hashes_wherever_it_is_cut(num_braces: int, num_hash
 def test_a_held_request_keeps_nothing_of_its_prompt() -> None:
     exchange = begin()
     exchange.router.num_waits = 1
-    exchange.tell(request_headers(), m.RequestBody(body(prompt="x" * 5000), True))
+    exchange.tell(request_headers(), m.BodyChunk(body(prompt="x" * 5000), True))
 
-    assert exchange.stream.state is State.WAITING
+    assert exchange.stream.state is CallState.WAITING
     assert exchange.stream._incoming.reader.take_prompt() == ()

@@ -54,14 +54,14 @@ def test_a_decided_request_goes_on_at_once_and_counts_for_nothing(
     exchange = again()
     commands = exchange.tell(headers(mode, response_body_mode=response))
     assert commands[0] == m.ContinueHeaders()
-    if m.End() not in commands:
-        commands = exchange.tell(m.RequestBody(b"not even JSON", True))
+    if m.EndStream() not in commands:
+        commands = exchange.tell(m.BodyChunk(b"not even JSON", True))
         is_echoed = mode is DUPLEX
         assert commands[0] == (
             m.EchoBody(b"not even JSON", True) if is_echoed else m.ContinueBody()
         )
-    assert (m.End() in commands) is (response is not DUPLEX)
-    exchange.tell(m.Ended())
+    assert (m.EndStream() in commands) is (response is not DUPLEX)
+    exchange.tell(m.StreamEnded())
 
     router = exchange.router
     assert (router.routed, router.finished, router.ends, router.decisions) == ([], [], [], [])
@@ -71,7 +71,7 @@ def test_a_decided_request_goes_on_at_once_and_counts_for_nothing(
 @pytest.mark.parametrize("mode", [mode for mode in BodyMode if mode is not BodyMode.NONE])
 def test_the_first_asking_decides_and_says_so_in_the_mark(mode: BodyMode) -> None:
     exchange = again()
-    commands = exchange.tell(headers(mode, mark="made up"), m.RequestBody(body(), True))
+    commands = exchange.tell(headers(mode, mark="made up"), m.BodyChunk(body(), True))
 
     [answer] = [each for each in commands if getattr(each, "pick", None) is not None]
     assert isinstance(answer, m.ContinueHeaders | m.ContinueBody)
@@ -81,25 +81,25 @@ def test_the_first_asking_decides_and_says_so_in_the_mark(mode: BodyMode) -> Non
 
 def test_a_decided_response_passes_in_full_duplex_whoever_decided() -> None:
     exchange = again()
-    exchange.tell(headers(DUPLEX, response_body_mode=DUPLEX), m.RequestBody(b"a"))
+    exchange.tell(headers(DUPLEX, response_body_mode=DUPLEX), m.BodyChunk(b"a"))
 
     assert exchange.tell(m.ResponseHeaders(200)) == [m.ContinueResponseHeaders()]
-    assert exchange.tell(m.RequestBody(b"b", True)) == [m.EchoBody(b"b", True)]
+    assert exchange.tell(m.BodyChunk(b"b", True)) == [m.EchoBody(b"b", True)]
     assert exchange.tell(m.ResponseBody(b"x")) == [m.EchoResponseBody(b"x")]
     assert exchange.tell(m.ResponseTrailers()) == [m.ContinueResponseTrailers()]
 
 
 def test_trailers_of_a_decided_request_go_on_and_end_the_call() -> None:
     exchange = again()
-    exchange.tell(headers(DUPLEX), m.RequestBody(b"a"))
+    exchange.tell(headers(DUPLEX), m.BodyChunk(b"a"))
 
-    assert exchange.tell(m.RequestTrailers()) == [m.ContinueTrailers(), m.End()]
+    assert exchange.tell(m.RequestTrailers()) == [m.ContinueTrailers(), m.EndStream()]
 
 
 def test_a_decided_request_without_a_body_ends_the_call_with_its_headers() -> None:
     [answer, end] = again().tell(headers(DUPLEX, end_of_stream=True))
 
-    assert (answer, end) == (m.ContinueHeaders(), m.End())
+    assert (answer, end) == (m.ContinueHeaders(), m.EndStream())
 
 
 @given(st.lists(st.integers(0, 130_000), min_size=1, max_size=4), st.booleans())
@@ -111,7 +111,7 @@ def test_a_decided_body_is_echoed_byte_for_byte_as_it_comes(
     commands: list[m.Command] = []
     for number, size in enumerate(sizes):
         is_last = number == len(sizes) - 1 and not has_trailers
-        commands += exchange.tell(m.RequestBody(size * b"r", is_last))
+        commands += exchange.tell(m.BodyChunk(size * b"r", is_last))
         assert exchange.stream.held_bytes() == 0
     if has_trailers:
         commands += exchange.tell(m.RequestTrailers())
@@ -119,4 +119,4 @@ def test_a_decided_body_is_echoed_byte_for_byte_as_it_comes(
 
     assert b"".join(each.data for each in echoed) == sum(sizes) * b"r"
     assert [each.end_of_stream for each in echoed].count(True) == (not has_trailers)
-    assert commands[-1] == m.End()
+    assert commands[-1] == m.EndStream()

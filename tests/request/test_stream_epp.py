@@ -23,7 +23,7 @@ ALL = names_of(TRUSTABLE)
 def served(by: str | None, **settings: Any) -> Exchange:
     """An exchange whose response was served by `by`."""
     exchange = begin(**settings)
-    exchange.tell(request_headers(), m.RequestBody(body(), True))
+    exchange.tell(request_headers(), m.BodyChunk(body(), True))
     exchange.tell(m.ResponseHeaders(200, served_by=by))
     return exchange
 
@@ -35,7 +35,7 @@ def served(by: str | None, **settings: Any) -> Exchange:
 def test_hints_are_kept_on_the_request_in_every_body_mode(mode: BodyMode) -> None:
     exchange = begin(allow_mode_override=True, trusted_headers=ALL)
     event = request_headers(headers={OBJECTIVE: "batch", TTFT: "200"}, body_mode=mode)
-    exchange.tell(event, m.RequestBody(body(), True))
+    exchange.tell(event, m.BodyChunk(body(), True))
 
     [routed] = exchange.router.routed
     assert routed.hints == Hints("batch", slo_ttft_ms=200.0, _header_names=(OBJECTIVE, TTFT))
@@ -46,7 +46,7 @@ def test_a_hint_that_cannot_be_used_is_refused_before_the_body_comes() -> None:
     [reply, end] = exchange.tell(request_headers(headers={TTFT: "soon"}))
 
     assert isinstance(reply, m.Reply)
-    assert end == m.End()
+    assert end == m.EndStream()
     error = json.loads(reply.body)["error"]
     assert (reply.status, error["code"], error["param"]) == (400, "invalid_header", TTFT)
     assert error["type"] == "invalid_request_error"
@@ -69,7 +69,7 @@ def test_two_tenants_in_one_request_are_refused_to_read_a_list_too(method: str) 
 
 def test_a_hint_that_is_not_trusted_is_kept_from_the_endpoint_and_says_nothing() -> None:
     exchange = begin()
-    exchange.tell(request_headers(headers={TTFT: "soon"}), m.RequestBody(body(), True))
+    exchange.tell(request_headers(headers={TTFT: "soon"}), m.BodyChunk(body(), True))
 
     [routed] = exchange.router.routed
     assert routed.hints == Hints(_header_names=(TTFT,))
@@ -90,7 +90,7 @@ def test_a_request_without_a_body_has_its_subset_too(subset: frozenset[str] | No
         subset=subset,
     )
 
-    assert exchange.tell(event) == [m.ContinueHeaders(PICK), m.End()]
+    assert exchange.tell(event) == [m.ContinueHeaders(PICK), m.EndStream()]
     [routed] = exchange.router.routed
     assert routed.subset == subset
 
@@ -102,7 +102,7 @@ def test_a_subset_that_comes_with_the_body_counts(
 ) -> None:
     exchange = begin()
     event = request_headers(body_mode=mode, sends_body_early=True, subset=told)
-    exchange.tell(event, m.RequestBody(body(), True, frozenset({address(2)})))
+    exchange.tell(event, m.BodyChunk(body(), True, frozenset({address(2)})))
 
     [routed] = exchange.router.routed
     assert routed.subset == frozenset({address(2)})
@@ -113,8 +113,8 @@ def test_of_several_subsets_the_last_counts_and_none_takes_nothing_back(size: in
     exchange = begin()
     data = body(prompt=size * "p")
     exchange.tell(request_headers(body_mode=DUPLEX, subset=frozenset({address(1)})))
-    exchange.tell(m.RequestBody(data[:-5], subset=frozenset({address(2)})))
-    exchange.tell(m.RequestBody(data[-5:-1], subset=EMPTY), m.RequestBody(data[-1:], True))
+    exchange.tell(m.BodyChunk(data[:-5], subset=frozenset({address(2)})))
+    exchange.tell(m.BodyChunk(data[-5:-1], subset=EMPTY), m.BodyChunk(data[-1:], True))
     while not exchange.router.routed:
         exchange.tell(m.Wakeup())
 
@@ -125,8 +125,8 @@ def test_of_several_subsets_the_last_counts_and_none_takes_nothing_back(size: in
 def test_a_subset_that_comes_after_the_decision_changes_nothing() -> None:
     exchange = begin(early_decision_bytes=1)
     event = request_headers(body_mode=BodyMode.STREAMED, sends_body_early=True)
-    exchange.tell(event, m.RequestBody(b'{"model": "a", '))
-    exchange.tell(m.RequestBody(b'"n": 1}', True, EMPTY))
+    exchange.tell(event, m.BodyChunk(b'{"model": "a", '))
+    exchange.tell(m.BodyChunk(b'"n": 1}', True, EMPTY))
 
     [routed] = exchange.router.routed
     assert routed.subset is None
@@ -139,10 +139,10 @@ def test_a_subset_that_comes_after_the_decision_changes_nothing() -> None:
 def test_an_endpoint_that_served_in_another_s_place_is_told_once(phases: bool) -> None:
     exchange = begin(uses_response_phases=phases)
     exchange.tell(
-        request_headers(body_mode=DUPLEX, response_body_mode=DUPLEX), m.RequestBody(body(), True)
+        request_headers(body_mode=DUPLEX, response_body_mode=DUPLEX), m.BodyChunk(body(), True)
     )
     exchange.tell(m.ResponseHeaders(200, served_by=address(2)))
-    exchange.tell(m.ResponseBody(b"x", True), m.Ended())
+    exchange.tell(m.ResponseBody(b"x", True), m.StreamEnded())
 
     assert exchange.router.moved == [(PICK, address(2), 3.0)]
 
@@ -173,7 +173,7 @@ def untold(*names: str, **fields: Any) -> m.RequestHeaders:
 @pytest.mark.parametrize("names", [(":path",), (":method",), (":path", ":method")])
 def test_an_inference_request_is_known_by_its_body(names: tuple[str, ...]) -> None:
     exchange = begin()
-    commands = exchange.tell(untold(*names), m.RequestBody(body("a"), True))
+    commands = exchange.tell(untold(*names), m.BodyChunk(body("a"), True))
 
     assert commands[0] == m.ContinueHeaders(PICK)
     [routed] = exchange.router.routed
@@ -187,7 +187,7 @@ def test_a_form_whose_path_is_not_told_is_read_as_a_form() -> None:
         b'--x\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\nab\r\n--x--\r\n'
     )
     headers = {"content-type": "multipart/form-data; boundary=x"}
-    exchange.tell(untold(":path", headers=headers), m.RequestBody(form, True))
+    exchange.tell(untold(":path", headers=headers), m.BodyChunk(form, True))
 
     [routed] = exchange.router.routed
     assert routed.model == "whisper"
@@ -223,7 +223,7 @@ def test_an_earlier_response_needs_a_session_where_the_path_is_not_told(
     """It may be `/v1/responses`, where the request would be lost on any other endpoint."""
     exchange = begin(session_header=session_header)
     exchange.tell(untold(":path", headers={"x-session": "s"}))
-    [first, *_] = exchange.tell(m.RequestBody(body(previous_response_id="r"), True))
+    [first, *_] = exchange.tell(m.BodyChunk(body(previous_response_id="r"), True))
 
     is_routed = first == m.ContinueHeaders(PICK)
     assert is_routed is (session_header is not None)
@@ -236,7 +236,7 @@ def test_full_duplex_is_assumed_both_ways_where_the_data_plane_does_not_tell() -
     exchange = begin(assumed_body_mode=DUPLEX)
     exchange.tell(request_headers(body_mode=None, response_body_mode=None))
 
-    assert exchange.tell(m.RequestBody(body(), True)) == [
+    assert exchange.tell(m.BodyChunk(body(), True)) == [
         m.ContinueHeaders(PICK),
         m.EchoBody(body(), True),
     ]

@@ -14,7 +14,7 @@ from extproc.request import messages as m
 from extproc.request.interfaces import StreamSettings
 from extproc.request.messages import BodyMode
 from extproc.request.stream import HOLD_MARGIN_S
-from extproc.request.transitions import State
+from extproc.request.transitions import CallState
 from extproc.types import Pick, Reason, Rejection
 from tests.builders import body, request_headers
 from tests.request.fakerouter import PICK, Exchange, FakeRouter, begin
@@ -27,7 +27,7 @@ def held(mode: BodyMode, *events: m.Event, **settings: Any) -> tuple[Exchange, l
     exchange = begin(max_hold_s=MAX_HOLD_S, early_decision_bytes=1, **settings)
     exchange.router.hold_s = MAX_HOLD_S
     exchange.tell(request_headers(body_mode=mode, sends_body_early=True))
-    return exchange, exchange.tell(*(events or (m.RequestBody(body(), True),)))
+    return exchange, exchange.tell(*(events or (m.BodyChunk(body(), True),)))
 
 
 def settle(exchange: Exchange, result: Pick | Rejection = PICK) -> list[m.Command]:
@@ -49,7 +49,7 @@ def test_a_held_request_extends_the_timeout_once_and_is_answered_by_a_later_pass
         m.WakeAt(arrived_s + MAX_HOLD_S),
     ]
     assert not exchange.stream.is_answered
-    assert settle(exchange) == [m.ContinueBody(PICK), m.End()]
+    assert settle(exchange) == [m.ContinueBody(PICK), m.EndStream()]
 
 
 def test_a_request_that_is_woken_too_early_goes_on_waiting_without_another_extension() -> None:
@@ -59,7 +59,7 @@ def test_a_request_that_is_woken_too_early_goes_on_waiting_without_another_exten
     assert len(exchange.router.routed) == 1
 
 
-@pytest.mark.parametrize("end", [m.Ended(), m.Overloaded(), m.ResponseHeaders(503), None])
+@pytest.mark.parametrize("end", [m.StreamEnded(), m.Overloaded(), m.ResponseHeaders(503), None])
 def test_a_waiting_request_that_goes_says_so(end: m.Event | None) -> None:
     exchange, _commands = held(BodyMode.BUFFERED)
     before = exchange.router.num_left
@@ -71,7 +71,7 @@ def test_a_waiting_request_that_goes_says_so(end: m.Event | None) -> None:
 
     assert (before, exchange.router.num_left) == (0, 1)
     assert exchange.router.tickets_left == exchange.router.tickets
-    assert exchange.tell(m.Ended()) == []
+    assert exchange.tell(m.StreamEnded()) == []
     assert exchange.router.tickets_left == exchange.router.tickets  # once
 
 
@@ -89,12 +89,12 @@ def test_a_request_that_is_held_and_then_refused_gets_the_error() -> None:
     assert (reply.status, reply.headers["retry-after"]) == (429, "1")
     assert [rejection.reason for rejection in exchange.router.rejections] == [Reason.SATURATED]
     assert [":path" in headers for headers in exchange.router.rejected_headers] == [True]
-    assert end == m.End()
+    assert end == m.EndStream()
 
 
 def test_a_client_that_leaves_while_held_is_forgotten() -> None:
     exchange, _commands = held(BodyMode.BUFFERED)
-    exchange.tell(m.Ended())
+    exchange.tell(m.StreamEnded())
 
     assert settle(exchange) == []
     assert exchange.stream.pick is None
@@ -108,20 +108,20 @@ def test_a_held_duplex_request_has_no_timer_and_keeps_its_body() -> None:
     assert settle(exchange) == [
         m.ContinueHeaders(PICK),
         m.EchoBody(body(), True),
-        m.End(),
+        m.EndStream(),
     ]
 
 
 def test_a_held_duplex_request_keeps_its_trailers() -> None:
     exchange, _commands = held(
-        BodyMode.FULL_DUPLEX_STREAMED, m.RequestBody(body()), m.RequestTrailers()
+        BodyMode.FULL_DUPLEX_STREAMED, m.BodyChunk(body()), m.RequestTrailers()
     )
 
     assert settle(exchange) == [
         m.ContinueHeaders(PICK),
         m.EchoBody(body(), False),
         m.ContinueTrailers(),
-        m.End(),
+        m.EndStream(),
     ]
 
 
@@ -129,10 +129,10 @@ def test_a_held_duplex_request_keeps_its_trailers() -> None:
 def test_what_comes_of_a_streamed_body_while_held_is_answered_with_it(
     num_chunks: int, has_trailers: bool
 ) -> None:
-    exchange, _commands = held(BodyMode.STREAMED, m.RequestBody(body()))
+    exchange, _commands = held(BodyMode.STREAMED, m.BodyChunk(body()))
     for _ in range(num_chunks):
-        assert exchange.tell(m.RequestBody(b" ")) == []
-    last = m.RequestTrailers() if has_trailers else m.RequestBody(b" ", True)
+        assert exchange.tell(m.BodyChunk(b" ")) == []
+    last = m.RequestTrailers() if has_trailers else m.BodyChunk(b" ", True)
     assert exchange.tell(last) == []
     num_bodies = 1 + num_chunks + (not has_trailers)
 
@@ -140,16 +140,16 @@ def test_what_comes_of_a_streamed_body_while_held_is_answered_with_it(
         m.ContinueHeaders(PICK),
         *[m.ContinueBody()] * num_bodies,
         *([m.ContinueTrailers()] if has_trailers else []),
-        m.End(),
+        m.EndStream(),
     ]
 
 
 def test_a_streamed_body_that_goes_on_after_the_hold_is_answered_chunk_by_chunk() -> None:
-    exchange, _commands = held(BodyMode.STREAMED, m.RequestBody(body()))
+    exchange, _commands = held(BodyMode.STREAMED, m.BodyChunk(body()))
 
     assert settle(exchange) == [m.ContinueHeaders(PICK), m.ContinueBody()]
-    assert exchange.stream.state is State.REST
-    assert exchange.tell(m.RequestBody(b"", True)) == [m.ContinueBody(), m.End()]
+    assert exchange.stream.state is CallState.REST
+    assert exchange.tell(m.BodyChunk(b"", True)) == [m.ContinueBody(), m.EndStream()]
 
 
 @pytest.mark.parametrize(
@@ -158,11 +158,11 @@ def test_a_streamed_body_that_goes_on_after_the_hold_is_answered_chunk_by_chunk(
 def test_a_streamed_body_that_goes_wrong_while_held_is_refused_and_waits_no_longer(
     rest: bytes, code: Reason
 ) -> None:
-    exchange, _commands = held(BodyMode.STREAMED, m.RequestBody(body()), max_body_bytes=500)
-    reply, end = exchange.tell(m.RequestBody(rest))
+    exchange, _commands = held(BodyMode.STREAMED, m.BodyChunk(body()), max_body_bytes=500)
+    reply, end = exchange.tell(m.BodyChunk(rest))
 
     assert isinstance(reply, m.Reply)
-    assert (reply.details, end) == (code, m.End())
+    assert (reply.details, end) == (code, m.EndStream())
     assert exchange.router.tickets_left == exchange.router.tickets
     assert settle(exchange) == []
 
@@ -172,15 +172,15 @@ def test_a_request_that_is_given_up_for_want_of_memory_while_held_waits_no_longe
     reply, end = exchange.tell(m.Overloaded())
 
     assert isinstance(reply, m.Reply)
-    assert (reply.status, reply.details, end) == (429, Reason.MEMORY, m.End())
+    assert (reply.status, reply.details, end) == (429, Reason.MEMORY, m.EndStream())
     assert exchange.router.tickets_left == exchange.router.tickets
     assert exchange.stream.held_bytes() == 0
 
 
-@pytest.mark.parametrize("state", [State.DONE, State.LOCAL_REPLY])
-def test_a_wake_up_after_the_end_does_nothing(state: State) -> None:
+@pytest.mark.parametrize("state", [CallState.DONE, CallState.LOCAL_REPLY])
+def test_a_wake_up_after_the_end_does_nothing(state: CallState) -> None:
     exchange, _commands = held(BodyMode.BUFFERED)
-    exchange.tell(m.Ended() if state is State.DONE else m.ResponseHeaders(504))
+    exchange.tell(m.StreamEnded() if state is CallState.DONE else m.ResponseHeaders(504))
     exchange.router.tickets[0].result = PICK
 
     assert exchange.tell(m.Wakeup(), m.Wakeup()) == []
@@ -206,7 +206,7 @@ def test_a_request_routed_by_its_headers_alone_can_be_held() -> None:
     commands = exchange.tell(request_headers(body_mode=BodyMode.NONE, model="a"))
 
     assert [type(command) for command in commands] == [m.ExtendTimeout, m.WakeAt]
-    assert settle(exchange) == [m.ContinueHeaders(PICK), m.End()]
+    assert settle(exchange) == [m.ContinueHeaders(PICK), m.EndStream()]
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_of_a_held_requests_headers_only_what_an_answer_needs_is_kept() -> None:
     exchange = begin(session_header="x-session")
     exchange.router.hold_s = MAX_HOLD_S
     headers = {"x-session": "s", "x-request-id": "r", "authorization": "secret"}
-    exchange.tell(request_headers(headers=headers), m.RequestBody(body(), True))
+    exchange.tell(request_headers(headers=headers), m.BodyChunk(body(), True))
 
     assert set(exchange.stream._headers) == {":path", "x-request-id"}
     assert exchange.router.tickets[0].request.session is not None
@@ -242,20 +242,20 @@ def test_no_body_that_is_kept_grows_while_its_request_is_held() -> None:
     exchange = begin(max_hold_s=MAX_HOLD_S, early_decision_bytes=1)
     exchange.router.hold_s = MAX_HOLD_S
     headers = request_headers(body_mode=BodyMode.FULL_DUPLEX_STREAMED, sends_body_early=True)
-    exchange.tell(headers, m.RequestBody(body()), m.RequestBody(b" " * 1000))
+    exchange.tell(headers, m.BodyChunk(body()), m.BodyChunk(b" " * 1000))
     before = exchange.router.held_bytes.copy()
-    exchange.tell(m.RequestBody(b"", True))
+    exchange.tell(m.BodyChunk(b"", True))
 
     assert before == []
     assert exchange.router.held_bytes == [exchange.stream.held_bytes()]
     assert exchange.stream.held_bytes() >= len(body()) + 1000
     with pytest.raises(ProtocolError):
-        exchange.tell(m.RequestBody(b" "))
+        exchange.tell(m.BodyChunk(b" "))
 
 
 def test_of_a_streamed_body_nothing_is_kept_while_its_request_is_held() -> None:
-    exchange, _commands = held(BodyMode.STREAMED, m.RequestBody(body()))
+    exchange, _commands = held(BodyMode.STREAMED, m.BodyChunk(body()))
 
     for _ in range(5):
-        exchange.tell(m.RequestBody(b" " * 1000))
+        exchange.tell(m.BodyChunk(b" " * 1000))
         assert exchange.stream.held_bytes() == 0

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.errors import ProtocolError
-from extproc.request import jsonmodel, passes
+from extproc.request import bodyslices, jsonmodel
 from extproc.request import messages as m
 from extproc.request.listbudget import MAX_UNSENT_BYTES
 from extproc.request.messages import BodyMode
-from extproc.request.transitions import State
+from extproc.request.transitions import CallState
 from extproc.types import Pick, Rejection, Wait
 from tests.builders import body, request_headers
 from tests.request.fakerouter import PICK, Exchange, FakeRouter, begin
@@ -24,42 +24,42 @@ from tests.strategies import body_events, event_sequences, rejections, stream_se
 
 EVENTS: dict[type, m.Event] = {
     m.RequestHeaders: request_headers(),
-    m.RequestBody: m.RequestBody(body(), True),
+    m.BodyChunk: m.BodyChunk(body(), True),
     m.RequestTrailers: m.RequestTrailers(),
     m.ResponseHeaders: m.ResponseHeaders(200),
     m.ResponseBody: m.ResponseBody(b"x"),
     m.ResponseTrailers: m.ResponseTrailers(),
     m.Wakeup: m.Wakeup(),
     m.Overloaded: m.Overloaded(),
-    m.Ended: m.Ended(),
+    m.StreamEnded: m.StreamEnded(),
 }
 DENSE = b'{"x": [' + 40_000 * b"[]," + b"0]"
 """The beginning of a body that one pass does not read."""
-REQUEST, RESPONSE = (m.RequestBody, m.RequestTrailers), (m.ResponseBody, m.ResponseTrailers)
-ALLOWED: dict[State, tuple[type, ...]] = {
-    State.HEADERS: (m.RequestHeaders, m.ResponseHeaders, m.Ended),
-    State.BODY: (*REQUEST, m.ResponseHeaders, m.Ended),
-    State.READING: (*REQUEST, m.ResponseHeaders, m.Ended),
-    State.WAITING: (*REQUEST, m.ResponseHeaders, m.Ended),
-    State.REST: (*REQUEST, m.ResponseHeaders, m.Ended),
-    State.RESPONSE: (*REQUEST, m.ResponseHeaders, *RESPONSE, m.Ended),
-    State.DECIDED: (*REQUEST, m.ResponseHeaders, *RESPONSE, m.Ended),
-    State.LOCAL_REPLY: (*RESPONSE, m.Ended),
-    State.IN_LINE: (*REQUEST, m.ResponseHeaders, m.Ended),
-    State.LISTED: m.EVENT_TYPES,
-    State.DONE: m.EVENT_TYPES,
+REQUEST, RESPONSE = (m.BodyChunk, m.RequestTrailers), (m.ResponseBody, m.ResponseTrailers)
+ALLOWED: dict[CallState, tuple[type, ...]] = {
+    CallState.HEADERS: (m.RequestHeaders, m.ResponseHeaders, m.StreamEnded),
+    CallState.BODY: (*REQUEST, m.ResponseHeaders, m.StreamEnded),
+    CallState.READING: (*REQUEST, m.ResponseHeaders, m.StreamEnded),
+    CallState.WAITING: (*REQUEST, m.ResponseHeaders, m.StreamEnded),
+    CallState.REST: (*REQUEST, m.ResponseHeaders, m.StreamEnded),
+    CallState.RESPONSE: (*REQUEST, m.ResponseHeaders, *RESPONSE, m.StreamEnded),
+    CallState.DECIDED: (*REQUEST, m.ResponseHeaders, *RESPONSE, m.StreamEnded),
+    CallState.LOCAL_REPLY: (*RESPONSE, m.StreamEnded),
+    CallState.IN_LINE: (*REQUEST, m.ResponseHeaders, m.StreamEnded),
+    CallState.LISTED: m.EVENT_TYPES,
+    CallState.DONE: m.EVENT_TYPES,
 }
 ANSWERS: dict[type, type] = {
     m.ContinueHeaders: m.RequestHeaders,
-    m.ContinueBody: m.RequestBody,
-    m.EchoBody: m.RequestBody,
+    m.ContinueBody: m.BodyChunk,
+    m.EchoBody: m.BodyChunk,
     m.ContinueTrailers: m.RequestTrailers,
     m.ContinueResponseHeaders: m.ResponseHeaders,
     m.ContinueResponseBody: m.ResponseBody,
     m.EchoResponseBody: m.ResponseBody,
     m.ContinueResponseTrailers: m.ResponseTrailers,
 }
-REQUEST_PHASES = (m.RequestHeaders, m.RequestBody, m.RequestTrailers)
+REQUEST_PHASES = (m.RequestHeaders, m.BodyChunk, m.RequestTrailers)
 
 
 def begin_again() -> Exchange:
@@ -77,27 +77,27 @@ class AllDecided:
         return True
 
 
-def in_state(state: State) -> Exchange:
+def in_state(state: CallState) -> Exchange:
     exchange = begin(uses_response_phases=True, early_decision_bytes=1)
     early = request_headers(body_mode=BodyMode.STREAMED, sends_body_early=True)
-    if state is State.DECIDED:
+    if state is CallState.DECIDED:
         exchange = begin_again()
-    steps: dict[State, Sequence[m.Event]] = {
-        State.HEADERS: [],
-        State.BODY: [early],
-        State.READING: [early, m.RequestBody(DENSE)],
-        State.WAITING: [early, m.RequestBody(body())],
-        State.REST: [early, m.RequestBody(body())],
-        State.RESPONSE: [early, m.RequestBody(body(), True)],
-        State.DECIDED: [early],
-        State.LOCAL_REPLY: [m.ResponseHeaders(401)],
-        State.IN_LINE: [request_headers("GET", "/v1/models")],
-        State.LISTED: [request_headers("GET", "/v1/models")],
-        State.DONE: [m.Ended()],
+    steps: dict[CallState, Sequence[m.Event]] = {
+        CallState.HEADERS: [],
+        CallState.BODY: [early],
+        CallState.READING: [early, m.BodyChunk(DENSE)],
+        CallState.WAITING: [early, m.BodyChunk(body())],
+        CallState.REST: [early, m.BodyChunk(body())],
+        CallState.RESPONSE: [early, m.BodyChunk(body(), True)],
+        CallState.DECIDED: [early],
+        CallState.LOCAL_REPLY: [m.ResponseHeaders(401)],
+        CallState.IN_LINE: [request_headers("GET", "/v1/models")],
+        CallState.LISTED: [request_headers("GET", "/v1/models")],
+        CallState.DONE: [m.StreamEnded()],
     }
-    if state is State.IN_LINE:
+    if state is CallState.IN_LINE:
         exchange.router.lists.unsent_bytes = MAX_UNSENT_BYTES
-    if state is State.WAITING:
+    if state is CallState.WAITING:
         exchange.router.result = Wait(until_s=10.0)
     exchange.tell(*steps[state])
     assert exchange.stream.state is state
@@ -105,9 +105,9 @@ def in_state(state: State) -> Exchange:
 
 
 @pytest.mark.parametrize("kind", m.EVENT_TYPES)
-@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("state", CallState)
 def test_every_event_in_every_state_is_taken_or_breaks_the_protocol(
-    state: State, kind: type
+    state: CallState, kind: type
 ) -> None:
     exchange = in_state(state)
 
@@ -133,7 +133,7 @@ class Observer:
         if self.is_ended:
             assert commands == [], "an answer after the end"
             return
-        if not isinstance(event, m.Ended | m.Wakeup):
+        if not isinstance(event, m.StreamEnded | m.Wakeup):
             self.delivered.append(event)
         if any(isinstance(command, m.WakeAt) for command in commands):
             self.hold(commands)
@@ -146,7 +146,7 @@ class Observer:
         *extensions, wake = commands
         assert isinstance(wake, m.WakeAt)
         self.is_to_be_woken = True
-        if self.exchange.stream.state is not State.WAITING:  # there is more to read
+        if self.exchange.stream.state is not CallState.WAITING:  # there is more to read
             assert wake.at_s == self.exchange.now
             for command in extensions:
                 self.take(command)
@@ -164,7 +164,7 @@ class Observer:
 
     def take(self, command: m.Command) -> None:
         assert not self.is_ended, "a command after the end"
-        if isinstance(command, m.End):
+        if isinstance(command, m.EndStream):
             self.is_ended = True
             assert self.is_replied or (self.carries_pick() and self.unanswered() == [])
             return
@@ -231,7 +231,7 @@ def test_every_event_is_answered_once_in_order_and_the_end_comes_last(
     whole, slow = {"SMALL_BYTES": 0}, {"SLICE_BYTES": 7, "WORK_PER_PASS": 1}
     with (
         patch.dict(vars(jsonmodel), whole if is_read_slowly else {}),
-        patch.dict(vars(passes), slow if is_read_slowly else {}),
+        patch.dict(vars(bodyslices), slow if is_read_slowly else {}),
     ):
         try:
             for event in events:
@@ -243,7 +243,7 @@ def test_every_event_is_answered_once_in_order_and_the_end_comes_last(
         except ProtocolError:
             note("protocol broken")
             exchange.stream.abandon(now=exchange.now)
-    observer.tell(m.Ended())
+    observer.tell(m.StreamEnded())
 
     router = exchange.router
     assert len(router.routed) <= 1
@@ -272,7 +272,7 @@ def test_a_request_that_is_sent_in_chunks_is_answered_whole_when_it_is_over(
     for event in events:
         observer.tell(event)
     last = events[-1]
-    is_over = last.end_of_stream if isinstance(last, m.RequestBody) else True
+    is_over = last.end_of_stream if isinstance(last, m.BodyChunk) else True
 
     if is_over:
         assert observer.unanswered() == []
@@ -290,8 +290,8 @@ def test_a_duplex_request_is_echoed_byte_for_byte(
     observer = Observer(begin())
     observer.tell(request_headers(body_mode=BodyMode.FULL_DUPLEX_STREAMED))
     for data in (*spaces, whole[:3]):
-        observer.tell(m.RequestBody(data))
-    observer.tell(m.RequestBody(whole[3:], not has_trailers))
+        observer.tell(m.BodyChunk(data))
+    observer.tell(m.BodyChunk(whole[3:], not has_trailers))
     if has_trailers:
         observer.tell(m.RequestTrailers())
 
@@ -305,7 +305,7 @@ def test_a_duplex_request_is_echoed_byte_for_byte(
 def test_a_duplex_response_is_echoed_byte_for_byte_and_ends_once(sizes: list[int]) -> None:
     observer = Observer(begin(uses_response_phases=True))
     observer.tell(request_headers(response_body_mode=BodyMode.FULL_DUPLEX_STREAMED))
-    observer.tell(m.RequestBody(body(), True))
+    observer.tell(m.BodyChunk(body(), True))
     observer.tell(m.ResponseHeaders(200))
     for index, size in enumerate(sizes):
         observer.tell(m.ResponseBody(size * b"r", index == len(sizes) - 1))
@@ -318,18 +318,18 @@ def test_a_duplex_response_is_echoed_byte_for_byte_and_ends_once(sizes: list[int
 @pytest.mark.parametrize(
     ("mode", "events"),
     [
-        (BodyMode.BUFFERED, [m.RequestBody(b"")]),
+        (BodyMode.BUFFERED, [m.BodyChunk(b"")]),
         (BodyMode.BUFFERED, [m.RequestTrailers(), m.RequestTrailers()]),
-        (BodyMode.STREAMED, [m.RequestBody(b"", True), m.RequestBody(b"")]),
-        (BodyMode.STREAMED, [m.RequestBody(b"", True), m.RequestTrailers()]),
-        (BodyMode.STREAMED, [m.RequestTrailers(), m.RequestBody(b"")]),
+        (BodyMode.STREAMED, [m.BodyChunk(b"", True), m.BodyChunk(b"")]),
+        (BodyMode.STREAMED, [m.BodyChunk(b"", True), m.RequestTrailers()]),
+        (BodyMode.STREAMED, [m.RequestTrailers(), m.BodyChunk(b"")]),
     ],
 )
 def test_a_held_request_that_is_complete_takes_no_more(
     mode: BodyMode, events: list[m.Event]
 ) -> None:
     exchange = begin(Wait(until_s=10.0), early_decision_bytes=1)
-    exchange.tell(request_headers(body_mode=mode, sends_body_early=True), m.RequestBody(body()))
+    exchange.tell(request_headers(body_mode=mode, sends_body_early=True), m.BodyChunk(body()))
     exchange.tell(*events[:-1])
 
     with pytest.raises(ProtocolError, match="more of a request that is complete"):
@@ -338,7 +338,7 @@ def test_a_held_request_that_is_complete_takes_no_more(
 
 def test_trailers_that_come_while_a_request_is_held_are_answered_after_it() -> None:
     exchange = begin(Wait(until_s=10.0))
-    exchange.tell(request_headers(), m.RequestBody(body()), m.RequestTrailers())
+    exchange.tell(request_headers(), m.BodyChunk(body()), m.RequestTrailers())
     exchange.router.result = PICK
 
-    assert exchange.tell(m.Wakeup()) == [m.ContinueBody(PICK), m.ContinueTrailers(), m.End()]
+    assert exchange.tell(m.Wakeup()) == [m.ContinueBody(PICK), m.ContinueTrailers(), m.EndStream()]

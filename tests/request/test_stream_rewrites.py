@@ -39,7 +39,7 @@ def begin(
 def code_of(commands: list[m.Command]) -> tuple[int, str]:
     reply, end = commands
     assert isinstance(reply, m.Reply)
-    assert end == m.End()
+    assert end == m.EndStream()
     return reply.status, json.loads(reply.body)["error"]["code"]
 
 
@@ -55,27 +55,27 @@ def test_a_body_in_one_message_is_replaced_with_its_length_if_it_had_one(
     exchange.tell(request_headers(body_mode=mode, headers=headers))
 
     length = len(CHANGED) if headers else None
-    assert exchange.tell(m.RequestBody(BODY, True)) == [
+    assert exchange.tell(m.BodyChunk(BODY, True)) == [
         m.ContinueBody(PICK, CHANGED, length),
-        m.End(),
+        m.EndStream(),
     ]
 
 
 def test_a_full_duplex_body_is_sent_on_with_another_model_and_length() -> None:
     exchange = begin()
-    exchange.tell(request_headers(body_mode=DUPLEX, headers=LENGTH), m.RequestBody(BODY[:12]))
+    exchange.tell(request_headers(body_mode=DUPLEX, headers=LENGTH), m.BodyChunk(BODY[:12]))
 
-    assert exchange.tell(m.RequestBody(BODY[12:], True)) == [
+    assert exchange.tell(m.BodyChunk(BODY[12:], True)) == [
         m.ContinueHeaders(PICK, len(CHANGED)),
         m.EchoBody(CHANGED, True),
-        m.End(),
+        m.EndStream(),
     ]
 
 
 def test_a_long_full_duplex_body_with_trailers_is_cut_as_before() -> None:
     exchange = begin()
     long = BODY[:-1] + b',"x":"' + 70_000 * b"x" + b'"}'
-    exchange.tell(request_headers(body_mode=DUPLEX), m.RequestBody(long))
+    exchange.tell(request_headers(body_mode=DUPLEX), m.BodyChunk(long))
     first, *echo, last = exchange.tell(m.RequestTrailers())[:-1]
 
     assert (first, last) == (m.ContinueHeaders(PICK), m.ContinueTrailers())
@@ -86,7 +86,7 @@ def test_a_long_full_duplex_body_with_trailers_is_cut_as_before() -> None:
 
 def test_the_router_is_told_both_names() -> None:
     exchange = begin()
-    exchange.tell(request_headers(), m.RequestBody(BODY, True))
+    exchange.tell(request_headers(), m.BodyChunk(BODY, True))
 
     [asked] = exchange.router.routed
     assert (asked.model, asked._written, asked._client_model) == ("a", "alias", "alias")
@@ -96,7 +96,7 @@ def test_a_model_without_another_name_goes_on_as_it_is() -> None:
     exchange = begin()
     exchange.tell(request_headers(headers=LENGTH))
 
-    assert exchange.tell(m.RequestBody(body("b"), True)) == [m.ContinueBody(PICK), m.End()]
+    assert exchange.tell(m.BodyChunk(body("b"), True)) == [m.ContinueBody(PICK), m.EndStream()]
     [asked] = exchange.router.routed
     assert (asked.model, asked._written, asked._client_model) == ("b", "", "b")
 
@@ -105,16 +105,16 @@ def test_a_full_duplex_body_without_another_name_is_echoed() -> None:
     exchange = begin()
     exchange.tell(request_headers(body_mode=DUPLEX, headers=LENGTH))
 
-    assert exchange.tell(m.RequestBody(body("b"), True)) == [
+    assert exchange.tell(m.BodyChunk(body("b"), True)) == [
         m.ContinueHeaders(PICK),
         m.EchoBody(body("b"), True),
-        m.End(),
+        m.EndStream(),
     ]
 
 
 def test_a_body_without_a_model_gets_one_where_a_rule_has_one_for_it() -> None:
     exchange = begin()
-    exchange.tell(request_headers(), m.RequestBody(b'{"prompt":"p"}', True))
+    exchange.tell(request_headers(), m.BodyChunk(b'{"prompt":"p"}', True))
     [asked] = exchange.router.routed
 
     assert (asked.model, asked._client_model) == ("all", "all")
@@ -125,14 +125,14 @@ def test_a_body_without_a_model_is_refused_where_nobody_has_one_for_it(data: byt
     exchange = begin(targets={"alias": "a"})
     exchange.tell(request_headers())
 
-    assert code_of(exchange.tell(m.RequestBody(data, True))) == (400, Reason.MISSING_MODEL)
+    assert code_of(exchange.tell(m.BodyChunk(data, True))) == (400, Reason.MISSING_MODEL)
 
 
 def test_another_fault_of_a_body_is_told_as_it_is() -> None:
     exchange = begin()
     exchange.tell(request_headers())
 
-    assert code_of(exchange.tell(m.RequestBody(b'{"model":1}', True)))[1] == Reason.INVALID_BODY
+    assert code_of(exchange.tell(m.BodyChunk(b'{"model":1}', True)))[1] == Reason.INVALID_BODY
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_body_that_is_not_ours_to_change_is_refused_if_it_needs_another_model(
     def told(model: str) -> list[m.Command]:
         exchange = begin(early_decision_bytes=1)
         exchange.tell(event)
-        return exchange.tell(m.RequestBody(body(model)[:-2]))
+        return exchange.tell(m.BodyChunk(body(model)[:-2]))
 
     assert code_of(told("alias")) == (500, Reason.NOT_REWRITABLE)
     assert not isinstance(told("b")[0], m.Reply)
@@ -165,7 +165,7 @@ def test_a_body_that_was_asked_for_is_rewritten() -> None:
     event = request_headers(body_mode=BodyMode.STREAMED)
 
     assert exchange.tell(event) == [m.ContinueHeaders(ask_for_body=True)]
-    assert exchange.tell(m.RequestBody(BODY, True))[0] == m.ContinueBody(PICK, CHANGED)
+    assert exchange.tell(m.BodyChunk(BODY, True))[0] == m.ContinueBody(PICK, CHANGED)
 
 
 @pytest.mark.parametrize("is_trusted", [True, False])
@@ -173,7 +173,7 @@ def test_a_header_names_the_model_only_where_it_is_trusted(is_trusted: bool) -> 
     trusted = names_of(["model_rewrite"] if is_trusted else [])
     exchange = begin(targets={}, trusted_headers=trusted)
     exchange.tell(request_headers(headers=REWRITE))
-    answer = exchange.tell(m.RequestBody(BODY, True))[0]
+    answer = exchange.tell(m.BodyChunk(BODY, True))[0]
 
     assert answer == m.ContinueBody(PICK, CHANGED if is_trusted else None)
     assert exchange.router.asked_targets == ([("alias", "a")] if is_trusted else [])
@@ -194,7 +194,7 @@ def test_a_stored_response_is_never_rewritten() -> None:
 def test_a_held_request_keeps_its_target_and_its_body() -> None:
     exchange = begin()
     exchange.router.hold_s = 30.0
-    exchange.tell(request_headers(headers=LENGTH), m.RequestBody(BODY, True))
+    exchange.tell(request_headers(headers=LENGTH), m.BodyChunk(BODY, True))
     [ticket] = exchange.router.tickets
 
     kept_bytes = len(BODY) + CHUNK_OVERHEAD_BYTES
@@ -203,7 +203,7 @@ def test_a_held_request_keeps_its_target_and_its_body() -> None:
     ticket.result = ROUTED
     assert exchange.tell(m.Wakeup()) == [
         m.ContinueBody(ROUTED, CHANGED, len(CHANGED)),
-        m.End(),
+        m.EndStream(),
     ]
     assert len(exchange.router.asked_targets) == 1
 
@@ -211,7 +211,7 @@ def test_a_held_request_keeps_its_target_and_its_body() -> None:
 def test_a_request_that_is_asked_for_in_vain_keeps_its_target() -> None:
     exchange = begin()
     exchange.router.num_waits = 2
-    exchange.tell(request_headers(), m.RequestBody(BODY, True), m.Wakeup(), m.Wakeup())
+    exchange.tell(request_headers(), m.BodyChunk(BODY, True), m.Wakeup(), m.Wakeup())
 
     assert [asked.model for asked in exchange.router.routed] == ["a"]
     assert exchange.router.num_looks == 3
@@ -221,7 +221,7 @@ def test_a_request_that_is_asked_for_in_vain_keeps_its_target() -> None:
 def test_a_held_request_that_stays_as_it_is_keeps_no_body() -> None:
     exchange = begin()
     exchange.router.hold_s = 30.0
-    exchange.tell(request_headers(), m.RequestBody(body("b"), True))
+    exchange.tell(request_headers(), m.BodyChunk(body("b"), True))
 
     assert exchange.router.held_bytes == [0]
 
@@ -233,7 +233,7 @@ def responding(mode: BodyMode, content_type: str = "application/json", **setting
     """A rewritten request that has been routed, and whose response begins."""
     exchange = begin(ROUTED, restore_model=True, **settings)
     exchange.tell(request_headers(response_body_mode=mode))
-    assert exchange.tell(m.RequestBody(BODY, True)) == [m.ContinueBody(ROUTED, CHANGED)]
+    assert exchange.tell(m.BodyChunk(BODY, True)) == [m.ContinueBody(ROUTED, CHANGED)]
     begins = m.ResponseHeaders(200, content_type=content_type)
     changes = content_type != "text/plain"
     assert exchange.tell(begins) == [m.ContinueResponseHeaders(drops_length=changes)]
@@ -295,7 +295,7 @@ def test_a_response_stays_as_it_is_where_nothing_is_to_be_restored() -> None:
         ({"restore_model": True}, ROUTED, m.ResponseHeaders(204, True)),
     ):
         exchange = begin(result, targets=TARGETS, uses_response_phases=True, **settings)
-        exchange.tell(request_headers(response_body_mode=DUPLEX), m.RequestBody(BODY, True))
+        exchange.tell(request_headers(response_body_mode=DUPLEX), m.BodyChunk(BODY, True))
 
         assert exchange.tell(event) == [m.ContinueResponseHeaders()]
 
@@ -304,7 +304,7 @@ def test_the_rpc_ends_at_once_where_no_response_comes() -> None:
     exchange = begin(ROUTED, restore_model=True)
     exchange.tell(request_headers(response_body_mode=BodyMode.NONE))
 
-    assert exchange.tell(m.RequestBody(BODY, True))[-1] == m.End()
+    assert exchange.tell(m.BodyChunk(BODY, True))[-1] == m.EndStream()
 
 
 # --- rewrites that did not reach the pod -----------------------------------------------------
@@ -324,7 +324,7 @@ def answered(
     """What is told of a rewrite after an answer in parts."""
     exchange = begin(result, restore_model=True, uses_response_phases=True)
     exchange.tell(request_headers(headers=dict(headers), response_body_mode=mode))
-    exchange.tell(m.RequestBody(BODY, True))
+    exchange.tell(m.BodyChunk(BODY, True))
     exchange.tell(m.ResponseHeaders(status, not parts, content_type=content_type))
     exchange.tell(*(m.ResponseBody(part, part is parts[-1]) for part in parts))
     return exchange.router.lost_rewrites
@@ -360,7 +360,7 @@ def test_a_gateway_is_still_known_after_a_hold() -> None:
     exchange = begin(Wait(1.0), restore_model=True)
     exchange.router.num_waits = 1
     headers = request_headers(headers=dict(BY_AI_GATEWAY), response_body_mode=DUPLEX)
-    exchange.tell(headers, m.RequestBody(BODY, True))
+    exchange.tell(headers, m.BodyChunk(BODY, True))
     exchange.router.result = ROUTED
     exchange.tell(m.Wakeup(), m.ResponseHeaders(404), m.ResponseBody(REFUSED, True))
 

@@ -28,22 +28,22 @@ def begin(result: Pick, *declared: str) -> Exchange:
 def test_the_body_goes_on_with_the_version_that_the_pick_has() -> None:
     exchange = begin(picked("sql@2"), "sql")
     exchange.tell(request_headers())
-    assert exchange.tell(m.RequestBody(BODY, True)) == [
+    assert exchange.tell(m.BodyChunk(BODY, True)) == [
         m.ContinueBody(picked("sql@2"), SECOND, None),
-        m.End(),
+        m.EndStream(),
     ]
 
 
 def test_it_stays_as_it_is_where_the_pod_has_the_plain_name() -> None:
     exchange = begin(picked("sql"), "sql")
     exchange.tell(request_headers())
-    assert exchange.tell(m.RequestBody(BODY, True)) == [m.ContinueBody(picked("sql")), m.End()]
+    assert exchange.tell(m.BodyChunk(BODY, True)) == [m.ContinueBody(picked("sql")), m.EndStream()]
 
 
 def test_a_held_request_gets_the_version_that_serves_when_it_goes_on() -> None:
     exchange = begin(picked("sql@1"), "sql")
     exchange.router.hold_s = 30.0
-    exchange.tell(request_headers(), m.RequestBody(BODY, True))
+    exchange.tell(request_headers(), m.BodyChunk(BODY, True))
     [ticket] = exchange.router.tickets
     ticket.result = picked("sql@2")
     assert exchange.tell(m.Wakeup())[0] == m.ContinueBody(ticket.result, SECOND, None)
@@ -70,6 +70,6 @@ def test_the_router_is_told_whether_the_body_can_go_on_with_another_name(
 ) -> None:
     exchange = begin(picked("sql"), *declared)
     headers = request_headers(body_mode=mode, sends_body_early=True)
-    exchange.tell(headers, m.RequestBody(BODY, is_whole))
+    exchange.tell(headers, m.BodyChunk(BODY, is_whole))
     [asked] = exchange.router.routed
     assert (asked.model, asked._fixed) == ("sql", fixed)

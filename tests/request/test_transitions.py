@@ -6,34 +6,34 @@ import pytest
 
 from extproc.request import messages as m
 from extproc.request.stream import _HANDLERS
-from extproc.request.transitions import TABLE, State
+from extproc.request.transitions import TABLE, CallState
 
 
-def after(state: State) -> set[State]:
+def after(state: CallState) -> set[CallState]:
     """What may follow an event in `state`: by its type, or by the turn that comes of it."""
     moved = {TABLE[state][kind] for kind in m.EVENT_TYPES if kind in TABLE[state]}
-    turns = [set(TABLE[each].values()) - {State.HEADERS} for each in moved]
+    turns = [set(TABLE[each].values()) - {CallState.HEADERS} for each in moved]
     return moved.union(*turns)
 
 
-@pytest.mark.parametrize("state", State)
-def test_every_state_can_be_reached_and_ends(state: State) -> None:
-    reached, before = {State.HEADERS}, set[State]()
+@pytest.mark.parametrize("state", CallState)
+def test_every_state_can_be_reached_and_ends(state: CallState) -> None:
+    reached, before = {CallState.HEADERS}, set[CallState]()
     while reached != before:
         before = set(reached)
         reached |= {each for known in before for each in after(known)}
 
     assert state in reached
-    assert TABLE[state][m.Ended] is State.DONE
+    assert TABLE[state][m.StreamEnded] is CallState.DONE
 
 
 def test_nothing_follows_the_end() -> None:
-    assert after(State.DONE) == {State.DONE}
+    assert after(CallState.DONE) == {CallState.DONE}
 
 
 def test_a_request_is_never_awaited_again_once_it_is_answered() -> None:
-    assert after(State.RESPONSE) == {State.RESPONSE, State.DONE}
-    assert after(State.LOCAL_REPLY) == {State.LOCAL_REPLY, State.DONE}
+    assert after(CallState.RESPONSE) == {CallState.RESPONSE, CallState.DONE}
+    assert after(CallState.LOCAL_REPLY) == {CallState.LOCAL_REPLY, CallState.DONE}
 
 
 def test_only_what_the_table_allows_is_handled() -> None:
@@ -45,10 +45,14 @@ def test_every_message_of_the_data_plane_is_handled_before_the_end() -> None:
     ours = {m.Wakeup, m.Overloaded}
     legal = {
         (state, kind)
-        for state in State
+        for state in CallState
         for kind in TABLE[state]
-        if isinstance(kind, type) and state not in (State.DONE, State.LISTED) and kind not in ours
+        if isinstance(kind, type)
+        and state not in (CallState.DONE, CallState.LISTED)
+        and kind not in ours
     }
 
     assert legal - set(_HANDLERS) == set()
-    assert after(State.LISTED) == {State.LISTED, State.DONE}, "answered, as the last one"
+    assert after(CallState.LISTED) == {CallState.LISTED, CallState.DONE}, (
+        "answered, as the last one"
+    )

@@ -228,7 +228,7 @@ def test_a_large_body_is_not_copied(ends: bool) -> None:
     request = pb.ProcessingRequest(request_body=pb.HttpBody(body=data, end_of_stream=ends))
     event = CODEC.decode(request.SerializeToString())
 
-    assert isinstance(event, m.RequestBody)
+    assert isinstance(event, m.BodyChunk)
     assert isinstance(event.data, memoryview)
     assert (bytes(event.data), event.end_of_stream) == (data, ends)
 
@@ -238,7 +238,7 @@ def test_of_several_phases_the_last_one_counts() -> None:
     headers = message_of((":path", b"/"))
 
     assert isinstance(CODEC.decode(body + headers), m.RequestHeaders)
-    assert CODEC.decode(headers + body) == m.RequestBody(b"a")
+    assert CODEC.decode(headers + body) == m.BodyChunk(b"a")
     with pytest.raises(ProtocolError):
         CODEC.decode(body + b"\xff")
 

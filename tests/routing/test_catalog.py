@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 
+from extproc.adapters.adapterstates import (
+    Action,
+    AdapterSettings,
+    AdapterState,
+    CallKind,
+    Failure,
+    Result,
+)
 from extproc.adapters.declared import Declaration, LoadMode
-from extproc.adapters.sources import Sources, SourceStatus
-from extproc.adapters.states import Action, AdapterSettings, Failure, Kind, Result, State
+from extproc.adapters.sources import DeclarationSources, SourceStatus
 from extproc.costs import Costs
 from extproc.learned.prefixes import prefix_hashes
 from extproc.openai import NAMES_A_PASS
@@ -47,7 +54,7 @@ class Scene:
         self.now = 0.0
         self.num_cold = 0
         self.source = source
-        sources = Sources()
+        sources = DeclarationSources()
         sources.add(lambda: [self.source])
         self.catalog = Catalog(sources=sources, on_cold=self._on_cold)
         self.router = routing(catalog=self.catalog)
@@ -162,7 +169,7 @@ def test_one_that_may_not_wait_has_its_adapter_loaded_for_those_after_it(
     assert refused(scene.ask("sql")) == (503, Reason.ADAPTER_UNAVAILABLE)
 
     [action] = scene.tick()
-    assert (action.kind, action.name) == (Kind.LOAD, "sql")
+    assert (action.kind, action.name) == (CallKind.LOAD, "sql")
 
 
 def test_it_goes_on_once_a_pod_lists_the_adapter() -> None:
@@ -223,7 +230,7 @@ def test_requests_do_not_follow_an_adapter_to_a_pod_that_is_gone() -> None:
 
     assert isinstance(scene.ask("sql"), Ticket)
     [action] = scene.tick()
-    assert (action.kind, action.address) == (Kind.LOAD, address(2))
+    assert (action.kind, action.address) == (CallKind.LOAD, address(2))
 
 
 def test_after_cold_wait_s_a_pod_that_may_be_gone_is_better_than_none() -> None:
@@ -332,7 +339,7 @@ def test_what_has_the_name_of_a_base_model_is_loaded_nowhere() -> None:
     assert scene.begun == []
     status = scene.catalog.planner.status(BASE)
     assert status is not None
-    assert (status.state, status.reason) == (State.FAILED, Failure.CONFLICT)
+    assert (status.state, status.reason) == (AdapterState.FAILED, Failure.CONFLICT)
 
 
 def test_the_gateways_own_subset_counts_as_well() -> None:
@@ -394,7 +401,7 @@ def test_what_is_being_unloaded_is_known_until_the_call_has_ended() -> None:
     scene.lists(1, ("sql", "/adapters/sql"))
     [action] = scene.tick()
     planner = scene.catalog.planner
-    assert (action.kind, planner.unloading()) == (Kind.UNLOAD, [(address(1), "sql")])
+    assert (action.kind, planner.unloading()) == (CallKind.UNLOAD, [(address(1), "sql")])
 
     planner.finished(action, Result(), now=scene.now)
 
@@ -828,7 +835,7 @@ def test_requests_go_where_an_adapter_has_shown_its_effect_by_whatever_name(writ
         scene.lists(number, ("sql@2", "/adapters/sql-2"))
     scene.declare(Declaration("sql", "/adapters/sql-2", "2", min_replicas=1))
     checks = {action.address: action for action in scene.begun}
-    assert {action.kind for action in scene.begun} == {Kind.CHECK}
+    assert {action.kind for action in scene.begun} == {CallKind.CHECK}
     assert not isinstance(scene.ask(written), Pick)
 
     scene.catalog.planner.finished(checks[address(2)], Result(), now=scene.now)

@@ -9,7 +9,7 @@ from extproc.adapters.declared import Declaration
 from extproc.learned.ejections import OutlierSettings
 from extproc.learned.evidence import Evidence
 from extproc.phrases import FOR_ADAPTER, FOR_POD
-from extproc.queue import End, QueueSettings, Ticket
+from extproc.queue import HoldEnd, QueueSettings, Ticket
 from extproc.routing.precedence import Offer
 from extproc.routing.router import Router
 from extproc.tenancy import Claim
@@ -104,7 +104,7 @@ def test_after_its_patience_a_request_is_sent_to_who_was_gone_or_gets_503() -> N
     assert made.resume(first, now=3.1) is first.result
     made.pool.set_endpoints([])
     assert refused(made.resume(second, now=4.0)) == NO_ENDPOINTS
-    assert made.queue.num_ended[End.NO_ENDPOINTS] == 1
+    assert made.queue.num_ended[HoldEnd.NO_ENDPOINTS] == 1
 
 
 def test_one_whose_endpoint_is_back_at_the_last_moment_and_full_is_one_too_many() -> None:

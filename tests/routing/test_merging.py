@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.adapters.declared import Declaration, DeclarationError, Target, Terms
+from extproc.adapters.declared import AliasTarget, Declaration, DeclarationError, Terms
 from extproc.config import Config
+from extproc.config.configfile import check_sections
 from extproc.config.configured import configured_adapters
-from extproc.config.file import check_sections
 from extproc.routing.merging import Declaring
 from extproc.routing.precedence import Merged
 
@@ -48,7 +48,7 @@ def test_terms_that_a_store_has_count_as_those_of_the_configuration_do() -> None
     route = {"name": "r", "models": ["old", "law"], "targets": [{"model": "base"}]}
     config = check_sections({"discovery": {"file": "pods.yaml"}, "routes": [route]})
     declaring = declaring_of(config, seen)
-    targets = (Target("sql", 9.0), Target("sql-2", 1.0))
+    targets = (AliasTarget("sql", 9.0), AliasTarget("sql-2", 1.0))
     old = Declaration("old", origin="store", terms=Terms(targets=targets))
     list(
         declaring.store(
@@ -79,7 +79,7 @@ def test_an_adapters_name_is_no_alias_whoever_declares_it() -> None:
     route = {"name": "r", "models": ["sql"], "adapter": {"source": "/adapters/sql"}}
     config = check_sections({"discovery": {"file": "pods.yaml"}, "routes": [route]})
     declaring = declaring_of(config, seen)
-    alias = Declaration("sql", origin="store", terms=Terms(priority=1, targets=(Target("x"),)))
+    alias = Declaration("sql", origin="store", terms=Terms(priority=1, targets=(AliasTarget("x"),)))
     list(declaring.store([alias]))
 
     assert declaring.why_not(alias) == "it is declared by the configuration"

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from extproc.lab.fakepod.pod import PodConfig, RunningPod
+from extproc.lab.fakepod.podserver import PodConfig, RunningPod
 from tests.fakepods import running_pods
 
 

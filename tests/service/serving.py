@@ -12,8 +12,8 @@ import aiohttp
 import yaml
 from grpc import aio
 
-from extproc.config.file import parse_config
-from extproc.lab.fakepod.pod import RunningPod
+from extproc.config.configfile import parse_config
+from extproc.lab.fakepod.podserver import RunningPod
 from extproc.service.app import App
 from extproc.service.routing import make_policy
 from tests import clients

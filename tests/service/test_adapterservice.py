@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from extproc.adapters.declared import Declaration, Terms
 from extproc.adapters.sources import READINESS_LIMIT_S, SourceStatus
-from extproc.config.file import check_sections
+from extproc.config.configfile import check_sections
 from extproc.observe.telemetry import Telemetry
 from extproc.routing.policies import Founding
 from extproc.service.adapterservice import AdapterService

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from extproc.lab.fakepod.pod import PodConfig, RunningPod
+from extproc.lab.fakepod.podserver import PodConfig, RunningPod
 from extproc.types import Choice, RequestInfo, Snapshot
 from tests import clients
 from tests.fakepods import running_pod

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from extproc.discovery.endpointlist import EndpointList
-from extproc.lab.fakepod.pod import RunningPod
+from extproc.lab.fakepod.podserver import RunningPod
 from extproc.reports.readiness import Readiness
 from extproc.types import Endpoint
 from tests import clients

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.config.file import ConfigError, parse_config
-from extproc.lab.fakepod.pod import PodConfig, start_pod
+from extproc.config.configfile import ConfigError, parse_config
+from extproc.lab.fakepod.podserver import PodConfig, start_pod
 from tests.dnsserver import DnsServer
 from tests.e2e.harness import RouterProcess
 from tests.waiting import eventually

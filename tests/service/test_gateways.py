@@ -11,7 +11,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from grpc import aio
 
 from extproc.commands.eppplan import DEFAULTS
-from extproc.lab.fakepod.pod import PodConfig, RunningPod
+from extproc.lab.fakepod.podserver import PodConfig, RunningPod
 from tests import clients
 from tests.builders import body
 from tests.fakepods import running_pods

@@ -7,7 +7,7 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from extproc.config.file import parse_config
+from extproc.config.configfile import parse_config
 from extproc.routing.policies import Founding
 from extproc.service.clocks import Clocks
 from extproc.service.routing import Routing

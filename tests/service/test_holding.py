@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from extproc.config.file import parse_config
+from extproc.config.configfile import parse_config
 from extproc.queue import Ticket
 from extproc.service.clocks import Clocks
 from extproc.service.routing import Routing

@@ -12,9 +12,9 @@ import aiohttp
 import pytest
 import yaml
 
+from extproc.config.configfile import parse_config
 from extproc.config.configured import kubernetes_settings
 from extproc.config.discovery import KubernetesConfig
-from extproc.config.file import parse_config
 from extproc.discovery.kubernetes.source import KubernetesDiscovery
 from extproc.service.app import App
 from extproc.service.routing import make_policy

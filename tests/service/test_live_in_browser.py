@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from grpc import aio
 
-from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.lab.fakepod.podserver import PodConfig, RunningPod, start_pod
 from extproc.observe.livepage import FEED_PATH, MAX_VIEWERS
 from tests import clients
 from tests.browser import Browser, Page, running_browser

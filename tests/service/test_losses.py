@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from extproc.lab.fakepod.pod import PodConfig, RunningPod
-from extproc.learned.losses import Part
+from extproc.lab.fakepod.podserver import PodConfig, RunningPod
+from extproc.learned.losses import PodPart
 from extproc.service.clocks import Clocks
 from tests.builders import address, endpoint, report
 from tests.fakepods import running_pod
@@ -76,13 +76,13 @@ async def test_the_limit_on_repeated_lines_leaves_none_out_however_pods_are_lost
         for number in numbers:
             if number in down:
                 scene.pool.record_unreachable(address(number))
-                pods.losses.failed(address(number), Part.REPORTS, "refused", now=scene.now)
+                pods.losses.failed(address(number), PodPart.REPORTS, "refused", now=scene.now)
             else:
                 now = scene.now
                 scene.pool.record_report(
                     address(number), report(), taken_at_s=now, asked_at_s=now - 0.1
                 )
-                pods.losses.answered(address(number), Part.REPORTS, now=now)
+                pods.losses.answered(address(number), PodPart.REPORTS, now=now)
         pods.tick()
         scene.now += 1.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from extproc.config.file import parse_config
+from extproc.config.configfile import parse_config
 from extproc.routing.policies import Founding
 from extproc.service.clocks import Clocks
 from extproc.service.routing import Routing

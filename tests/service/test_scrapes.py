@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from extproc.lab.fakepod.pod import RunningPod
+from extproc.lab.fakepod.podserver import RunningPod
 from extproc.service.clocks import Clocks
 from extproc.types import Endpoint
 from tests.builders import pick, request

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 import yaml
 
-from extproc.lab.fakepod.pod import PodConfig, RunningPod
+from extproc.lab.fakepod.podserver import PodConfig, RunningPod
 from tests import clients
 from tests.fakepods import running_pod
 from tests.service.serving import Service, configuration, serving

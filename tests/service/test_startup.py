@@ -19,7 +19,7 @@ from typer.testing import Result
 
 from extproc.address import MAX_UNIX_PATH_BYTES
 from extproc.commands.epp import run
-from extproc.config.file import ConfigError
+from extproc.config.configfile import ConfigError
 from extproc.observe import logs
 from extproc.service.app import App
 from tests.commandline import invoke

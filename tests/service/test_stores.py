@@ -11,8 +11,8 @@ import pytest
 from extproc.adapters.declared import Declaration
 from extproc.adapters.stores.store import Store
 from extproc.config.adapters import StoreConfig
+from extproc.config.configfile import ConfigError, check_sections
 from extproc.config.configured import registration_settings
-from extproc.config.file import ConfigError, check_sections
 from extproc.service.stores import make_medium
 
 URL = "redis://127.0.0.1:1/0"

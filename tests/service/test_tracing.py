@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from extproc.config.file import ConfigError, parse_config
+from extproc.config.configfile import ConfigError, parse_config
 from extproc.observe.tracing import DEFAULT_SERVICE_NAME, Tracing
 from extproc.request import messages as m
 from extproc.request.interfaces import StreamSettings
@@ -65,11 +65,11 @@ def decide(
     headers = {":method": "POST", ":path": path, "content-type": "application/json"}
     list(stream.handle(m.RequestHeaders(headers, body_mode=m.BodyMode.BUFFERED), now=1.0))
     if path.startswith("/v1"):
-        list(stream.handle(m.RequestBody(body(model), end_of_stream=True), now=2.0))
+        list(stream.handle(m.BodyChunk(body(model), end_of_stream=True), now=2.0))
         for number in range(num_waits):
             scene.router.offer(now=3.0 + number)
             list(stream.handle(m.Wakeup(), now=3.0 + number))
-    list(stream.handle(m.Ended(), now=9.0))
+    list(stream.handle(m.StreamEnded(), now=9.0))
     return stream
 
 
@@ -107,7 +107,7 @@ def test_the_span_of_a_request_whose_client_leaves_while_it_is_held_ends_then(
     scene = Scene(num_waits=9)
     stream = begin(scene, spans.tracing, TRACED)
     stream.handle(request_headers(body_mode=m.BodyMode.NONE, model="a"), now=1.0)
-    stream.handle(m.Ended(), now=3.0)
+    stream.handle(m.StreamEnded(), now=3.0)
     (span,) = spans.finished()
 
     assert span.attributes == {"extproc.reason": "gone"}

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from extproc.adapters.adapterfiles import AdapterFiles, Root
+from extproc.adapters.adapterstates import Failure, Result
 from extproc.adapters.engineapi import load, unload
-from extproc.adapters.states import Failure, Result
 from extproc.reports.engines import PROFILES
 from extproc.reports.podclient import PodClient
 from tests.vllm.server import ADAPTERS, VllmClient, VllmServer

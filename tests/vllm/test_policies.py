@@ -32,9 +32,9 @@ from extproc.lab.loadtest.runs import BlockRun
 from extproc.lab.loadtest.screen import line_of, print_comparison
 from extproc.lab.trials.specs import SloSpec
 from extproc.lab.workload.exchange import RequestForm, RequestRecord
-from extproc.lab.workload.flights import PodTotals
 from extproc.lab.workload.judge import Slo
 from extproc.lab.workload.requests import Workload
+from extproc.lab.workload.running import PodTotals
 from extproc.lab.workload.synthetic import zipf
 from tests.e2e.harness import EnvoyProcess, RouterProcess
 from tests.vllm.server import (

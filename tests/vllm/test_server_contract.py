@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from extproc.lab.fakepod.pod import PodConfig
+from extproc.lab.fakepod.podserver import PodConfig
 from extproc.reports.engines import PROFILES
 from extproc.reports.exposition import parse_report
 from extproc.stack.processes import free_port

@@ -9,9 +9,9 @@ import pytest
 
 from extproc.wire import Abuse, Counters, Limits, frames
 from extproc.wire.control import ANSWERED_COST, SETTINGS_COST
+from extproc.wire.grpccall import WireStream
 from extproc.wire.limits import ErrorCode
 from extproc.wire.outbox import Outbox
-from extproc.wire.stream import WireStream
 from tests.wire.peer import REQUEST, WATCH, Peer, first_block, literals, message, raw, request
 
 LIMITS = Limits(max_control_frames=SETTINGS_COST + 20)  # those of the beginning, and so much

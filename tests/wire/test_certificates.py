@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from extproc.wire.tls import Certificates
+from extproc.wire.listenertls import Certificates
 from tests.pki import Pki
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from extproc.files.tls import client_context
 from extproc.wire.connection import Connection
+from extproc.wire.listenertls import Certificates
 from extproc.wire.mismatches import FORGET_S, MAX_PEERS, Mismatch, Mismatches
 from extproc.wire.server import WireServer
-from extproc.wire.tls import Certificates
 from tests.pki import Pki
 from tests.waiting import eventually
 from tests.wire.wire_echo import ECHO, running, stream

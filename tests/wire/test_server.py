@@ -18,9 +18,9 @@ import uvloop
 
 from extproc.files.tls import client_context
 from extproc.wire import Abuse, Limits, frames
+from extproc.wire.listenertls import Certificates
 from extproc.wire.rpc import Method
 from extproc.wire.server import WireServer, serve
-from extproc.wire.tls import Certificates
 from tests.pki import Pki
 from tests.waiting import eventually
 from tests.wire.fake_call import Idle

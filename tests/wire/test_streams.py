@@ -10,7 +10,7 @@ from hyperframe import frame as hf
 from extproc.wire import frames
 from extproc.wire.limits import ErrorCode
 from extproc.wire.rpc import Code
-from extproc.wire.states import REMEMBERED, TABLE, Scope, State
+from extproc.wire.streamstates import REMEMBERED, TABLE, FrameScope, StreamState
 from tests.wire.peer import (
     HASTY,
     REQUEST,
@@ -58,25 +58,25 @@ def _forgotten(peer: Peer) -> None:
     peer.feed(peer.headers(3, end=True))
 
 
-STATES: dict[State, Callable[[Peer], None]] = {
-    State.IDLE: _idle,
-    State.OPEN: _open,
-    State.HALF_CLOSED_REMOTE: _half_closed,
-    State.CLOSED_BY_US: _closed_by_us,
-    State.CLOSED_BY_PEER: _closed_by_peer,
-    State.FORGOTTEN: _forgotten,
+STATES: dict[StreamState, Callable[[Peer], None]] = {
+    StreamState.IDLE: _idle,
+    StreamState.OPEN: _open,
+    StreamState.HALF_CLOSED_REMOTE: _half_closed,
+    StreamState.CLOSED_BY_US: _closed_by_us,
+    StreamState.CLOSED_BY_PEER: _closed_by_peer,
+    StreamState.FORGOTTEN: _forgotten,
 }
 
 
 @pytest.mark.parametrize("kind", FRAMES)
-@pytest.mark.parametrize("state", State)
-def test_every_frame_in_every_state_obeys_the_table(state: State, kind: int) -> None:
+@pytest.mark.parametrize("state", StreamState)
+def test_every_frame_in_every_state_obeys_the_table(state: StreamState, kind: int) -> None:
     peer = Peer()
     STATES[state](peer)
     assert peer.connection.streams.state(1) is state
     before = peer.reset_with()
     flags, payload = FRAMES[kind]
-    if kind == frames.HEADERS and state is State.OPEN:
+    if kind == frames.HEADERS and state is StreamState.OPEN:
         payload = literals([("a", "trailer")])
     if kind == frames.HEADERS:
         payload = b"\x20" + payload
@@ -84,9 +84,9 @@ def test_every_frame_in_every_state_obeys_the_table(state: State, kind: int) -> 
     peer.feed(raw(kind, flags, 1, payload))
 
     scope, code = TABLE[state, kind]
-    if scope is Scope.CONNECTION_ERROR:
+    if scope is FrameScope.CONNECTION_ERROR:
         assert peer.failed_with() == code
-    elif scope is Scope.STREAM_ERROR:
+    elif scope is FrameScope.STREAM_ERROR:
         assert peer.reset_with() == code
     else:
         assert peer.reset_with() == before

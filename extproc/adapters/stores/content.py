@@ -21,10 +21,10 @@ from msgspec import UNSET, Struct, UnsetType
 
 from extproc.adapters.declared import (
     NO_TERMS,
+    AliasTarget,
     Declaration,
     DeclarationError,
     Replicas,
-    Target,
     Terms,
     Written,
 )
@@ -97,7 +97,7 @@ class _Adapter(Written, omit_defaults=True):
     replicas: _Replicas | UnsetType = UNSET  # not null, which only Kubernetes sends
     tenants: tuple[str, ...] = ()
     priority: int | None = None
-    targets: tuple[Target, ...] = ()
+    targets: tuple[AliasTarget, ...] = ()
 
     def declared(self) -> Declaration:
         """Return what is declared.

@@ -29,9 +29,9 @@ from extproc.adapters.stores.content import (
 )
 from extproc.adapters.stores.writing import (
     ChangedError,
-    Places,
+    StorePlaces,
     Swaps,
-    Turns,
+    WriterTurns,
     check_match,
     decoded,
     put_of,
@@ -115,10 +115,10 @@ class Store:
         self._was_handed_on = False
         self._failures: frozenset[str] = frozenset()
         self._names = Names()
-        self._places, self._is_doubted = Places(), False
+        self._places, self._is_doubted = StorePlaces(), False
         self._num_written = self._num_seen = 0
         self._rest_until_s = 0.0
-        self._turns = Turns()  # a read that began before a write must not hide it
+        self._turns = WriterTurns()  # a read that began before a write must not hide it
         self._lists: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @property
@@ -360,7 +360,7 @@ class Store:
                 problems[""] = f"only declarations that take {MAX_DECLARATIONS} places count"
                 break
             entries[name], places[name] = good, kept.num_places
-        self._places = Places(places)
+        self._places = StorePlaces(places)
         for name, why in self._take_names(entries).items():
             del entries[name]
             problems[name] = f"{name}: {why}"

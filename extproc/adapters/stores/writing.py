@@ -40,7 +40,7 @@ _MAX_TOLD = 5
 Turn = Callable[[], AbstractAsyncContextManager[None]]
 
 
-class Turns:
+class WriterTurns:
     """A lock that is given to writers of different names in turn: those of one name wait for each
     other first, so that one of them at most is before a writer of another name.
     """
@@ -59,7 +59,7 @@ class Turns:
             yield
 
 
-class Places:
+class StorePlaces:
     """The places of a store that are taken, by name: of what was read last and written since."""
 
     def __init__(self, taken: Mapping[str, int] = MappingProxyType({})) -> None:
@@ -154,7 +154,7 @@ class Swaps:
         medium: Medium,
         turn: Turn,
         names: Callable[[], Names],
-        places: Callable[[], Places],
+        places: Callable[[], StorePlaces],
     ) -> list[Put]:
         """Write all of them or none, and return what is there then, in their order.
 

@@ -27,7 +27,7 @@ def demo(
     from aiohttp import ClientError
     from rich.console import Console
 
-    from extproc.commands.demo.adapters import show_life
+    from extproc.commands.demo.adapterlife import show_life
     from extproc.commands.demo.policies import compare, make_workload
     from extproc.stack.processes import SignalledError, StackError, until_signalled
     from extproc.stack.stack import find_envoy

@@ -14,7 +14,7 @@ import aiohttp
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from extproc.commands.demo.fleet import ADAPTERS, PROFILE, cpu_places, fake_pods, start
+from extproc.commands.demo.demofleet import ADAPTERS, PROFILE, cpu_places, fake_pods, start
 from extproc.commands.hints import own_command
 from extproc.lab.loadtest.replay import ReplaySettings, replay
 from extproc.lab.workload.draws import zipf_shares

@@ -75,11 +75,11 @@ def up(
     Exit status: 0 after Ctrl-C or SIGTERM, 128 plus the signal's number before everything has
     started, 1 if something does not start or crashes.
     """
-    from extproc.commands.up.adapters import AdapterFolder
-    from extproc.commands.up.files import Plan, check, start_alone, text_of
-    from extproc.commands.up.pods import find_pods, parse_pods
+    from extproc.commands.up.files import UpFiles, check, start_alone, text_of
+    from extproc.commands.up.folderadapters import AdapterFolder
+    from extproc.commands.up.givenpods import find_pods, parse_pods
     from extproc.commands.up.run import run
-    from extproc.config.file import ConfigError
+    from extproc.config.configfile import ConfigError
 
     if fake_pods and (pod or print_files or max_cpu_loras):
         raise failure(
@@ -90,7 +90,7 @@ def up(
             given = parse_pods(pod or (), ca_file)
             if not print_files:
                 alone.enter_context(start_alone())
-            plan = Plan.make(
+            plan = UpFiles.make(
                 *(host, port, policy, api_key_file, ca_file, max_cpu_loras),
                 adapters=AdapterFolder.open(adapters) if adapters else None,
                 is_printed=print_files,

@@ -16,10 +16,10 @@ import yaml
 
 from extproc.address import Address
 from extproc.commands.hints import own_command, shown
-from extproc.commands.up.adapters import AdapterFolder
-from extproc.commands.up.pods import Pod
+from extproc.commands.up.folderadapters import AdapterFolder
+from extproc.commands.up.givenpods import ListedPod
 from extproc.config import configured
-from extproc.config.file import ConfigError, check_sections
+from extproc.config.configfile import ConfigError, check_sections
 from extproc.config.sections import PolicyConfig
 from extproc.envoy.bootstrap import BootstrapOptions, TlsFiles, render
 from extproc.reports.podsecrets import PodAccess
@@ -32,7 +32,7 @@ _ROUTER_PORT, _ADMIN_PORT, _ENVOY_ADMIN_PORT = 9002, 9090, 9901
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class UpFiles:
     """The contents of the files, apart from the pods.
 
     Attributes:
@@ -69,7 +69,7 @@ class Plan:
         *,
         adapters: AdapterFolder | None = None,
         is_printed: bool,
-    ) -> Plan:
+    ) -> UpFiles:
         """Return the plan with the usual ports; to be run, with free ports in place of taken ones.
 
         The policy is the router's default if it is "".
@@ -93,7 +93,7 @@ class Plan:
         name = policy or PolicyConfig().name
         return cls(listen, router, admin, envoy_admin, name, key, ca, max_cpu_loras, adapters)
 
-    def config(self, pods: Sequence[Pod]) -> dict[str, Any]:
+    def config(self, pods: Sequence[ListedPod]) -> dict[str, Any]:
         """Return the router's configuration."""
         static = [
             {"address": pod.address, "name": pod.name} if pod.name else pod.address for pod in pods
@@ -159,7 +159,7 @@ def _free(usual: int) -> int:
     return usual
 
 
-def check(plan: Plan, pods: Sequence[Pod]) -> None:
+def check(plan: UpFiles, pods: Sequence[ListedPod]) -> None:
     """Check the router's configuration as its start does.
 
     Raises:
@@ -171,7 +171,7 @@ def check(plan: Plan, pods: Sequence[Pod]) -> None:
         raise ConfigError("\n".join(found.errors))
 
 
-def text_of(plan: Plan, pods: Sequence[Pod]) -> str:
+def text_of(plan: UpFiles, pods: Sequence[ListedPod]) -> str:
     """Return both files, each under a comment with its name and the command that starts it."""
     config = yaml.safe_dump(plan.config(pods), sort_keys=False)
     try:

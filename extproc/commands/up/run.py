@@ -14,11 +14,11 @@ from typing import Any
 
 import typer
 
-from extproc.commands.demo.fleet import cpu_places, fake_pods
+from extproc.commands.demo.demofleet import cpu_places, fake_pods
 from extproc.commands.failure import FAILED, failure
 from extproc.commands.hints import own_command
-from extproc.commands.up.files import Plan
-from extproc.commands.up.pods import Pod, ask, cause
+from extproc.commands.up.files import UpFiles
+from extproc.commands.up.givenpods import ListedPod, ask, cause
 from extproc.phrases import listed
 from extproc.stack.processes import (
     ChildProcess,
@@ -27,7 +27,7 @@ from extproc.stack.processes import (
     get_page,
     until_signalled,
 )
-from extproc.stack.stack import Router, Stack, find_envoy
+from extproc.stack.stack import ServeProcess, Stack, find_envoy
 
 SLOTS = 3
 """Adapter slots of a fake pod, as in the demo."""
@@ -37,7 +37,7 @@ _SERIOUS = re.compile("warning|error|critical", re.IGNORECASE)
 
 
 def run(
-    plan: Plan, pods: Sequence[Pod], num_fake_pods: int, *, on_started: Callable[[], None]
+    plan: UpFiles, pods: Sequence[ListedPod], num_fake_pods: int, *, on_started: Callable[[], None]
 ) -> int:
     """Run everything until a signal, and return the exit status.
 
@@ -56,14 +56,14 @@ def run(
 
 
 async def _run(
-    plan: Plan, pods: Sequence[Pod], num_fake_pods: int, on_started: Callable[[], None]
+    plan: UpFiles, pods: Sequence[ListedPod], num_fake_pods: int, on_started: Callable[[], None]
 ) -> int:
     stack = Stack()
     try:
         if num_fake_pods:
             own = {} if plan.adapters is None else {"adapters": ()}
             await stack.start_pods(fake_pods(num_fake_pods, SLOTS, **own))
-            pods = [Pod(pod.address, pod.name) for pod in stack.pods.values()]
+            pods = [ListedPod(pod.address, pod.name) for pod in stack.pods.values()]
             plan = replace(plan, max_cpu_loras=cpu_places(SLOTS))
         failures = await ask((pod.address for pod in pods), plan.access())
         for address, error in failures.items():
@@ -79,7 +79,7 @@ async def _run(
         await stack.close()
 
 
-async def _stay(stack: Stack, plan: Plan) -> int:
+async def _stay(stack: Stack, plan: UpFiles) -> int:
     """Stay until a signal: that is the expected end.
 
     Raises:
@@ -132,19 +132,19 @@ class _Log:
                 typer.echo(f"{self._child.name}: {line}", err=True)
 
 
-async def _models(plan: Plan) -> list[dict[str, Any]]:
+async def _models(plan: UpFiles) -> list[dict[str, Any]]:
     page = await get_page(f"{_url(plan)}/models")
     cards: list[dict[str, Any]] = json.loads(page)["data"] if page else []
     return cards
 
 
-def _url(plan: Plan) -> str:
+def _url(plan: UpFiles) -> str:
     """Return the base URL of the API, as seen from this host."""
     here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(plan.listen.host, plan.listen.host)
     return f"http://{replace(plan.listen, host=here)}/v1"
 
 
-def _places(plan: Plan, router: Router, pods: Sequence[Pod]) -> str:
+def _places(plan: UpFiles, router: ServeProcess, pods: Sequence[ListedPod]) -> str:
     return f"""
   pods        {listed([pod.name or pod.address for pod in pods], _MAX_NAMES)}
   policy      {plan.policy}
@@ -153,7 +153,7 @@ def _places(plan: Plan, router: Router, pods: Sequence[Pod]) -> str:
   decisions   {own_command()} watch {router.address}"""
 
 
-def _snippets(plan: Plan, cards: Sequence[dict[str, Any]]) -> str:
+def _snippets(plan: UpFiles, cards: Sequence[dict[str, Any]]) -> str:
     """Return the models, and two requests for an adapter, or else for a base model.
 
     They are completions: models without a chat template refuse chats.
@@ -183,7 +183,7 @@ print(reply.choices[0].text)
 """
 
 
-def _declaring(plan: Plan) -> str:
+def _declaring(plan: UpFiles) -> str:
     """Return how another adapter is declared, with a name and a folder to fill in."""
     if plan.adapters is None:
         return ""

@@ -27,7 +27,7 @@ from urllib.parse import urlencode
 
 import aiohttp
 
-from extproc.discovery.kubernetes.store import ApiError, refusal
+from extproc.discovery.kubernetes.objectstore import ApiError, refusal
 from extproc.errors import ExtprocError, needs_extra
 from extproc.files.reading import check_readable, describe_failure, read_text
 from extproc.files.refusals import tls_failure

@@ -11,8 +11,9 @@ from typing import Generic, TypeVar
 
 from extproc.adapters.sources import SourceStatus
 from extproc.discovery.kubernetes.apiserver import Kubernetes
-from extproc.discovery.kubernetes.declarers import Declared, Reading
+from extproc.discovery.kubernetes.declarers import Declared, DeclaredObject
 from extproc.discovery.kubernetes.llmroutes import routes_of
+from extproc.discovery.kubernetes.modelrewrites import rewrites_of
 from extproc.discovery.kubernetes.objects import (
     DeclaringObject,
     PoolRef,
@@ -20,9 +21,8 @@ from extproc.discovery.kubernetes.objects import (
     rewrites_query,
     routes_query,
 )
+from extproc.discovery.kubernetes.objectstatus import AdapterReport, Finding, ManagedFields, parts
 from extproc.discovery.kubernetes.publisher import Publisher
-from extproc.discovery.kubernetes.rewrites import rewrites_of
-from extproc.discovery.kubernetes.status import AdapterReport, Finding, Part, parts
 from extproc.discovery.kubernetes.statuses import Statuses
 from extproc.routing.precedence import Loss, Offer, RuleSet
 
@@ -90,7 +90,7 @@ class Declarations:
                 does not know, and leaves it to those that do.
         """
 
-        def finding(each: Reading[Offer]) -> Finding:
+        def finding(each: DeclaredObject[Offer]) -> Finding:
             loss, offer = lost.get(each.origin), each.declared
             if states is None or offer is None or (loss is not None and loss.is_whole):
                 return Finding(loss, knows_state=states is not None)
@@ -108,14 +108,14 @@ class _Kind(Generic[D, T]):
         kubernetes: Kubernetes,
         query: Query[D],
         declared: Declared[D, T],
-        on_readings: Callable[[Sequence[Reading[T]]], None],
+        on_readings: Callable[[Sequence[DeclaredObject[T]]], None],
         wall_clock: Callable[[], float],
         hint: str = "",
     ) -> None:
         self._declared = declared
-        self._readings: Sequence[Reading[T]] = ()
+        self._readings: Sequence[DeclaredObject[T]] = ()
         self._is_read = False
-        self._said: dict[str, tuple[Reading[T], Finding, tuple[Part, ...]]] = {}
+        self._said: dict[str, tuple[DeclaredObject[T], Finding, tuple[ManagedFields, ...]]] = {}
         self._on_readings = on_readings
         self._publisher = Publisher(self._on_change)
         self._statuses = Statuses(
@@ -135,7 +135,7 @@ class _Kind(Generic[D, T]):
                 tasks.create_task(self._watch.run())
                 tasks.create_task(self._statuses.run())
 
-    def report(self, finding_of: Callable[[Reading[T]], Finding]) -> None:
+    def report(self, finding_of: Callable[[DeclaredObject[T]], Finding]) -> None:
         """Say what was found of each object, made anew only where it is news."""
         before, self._said = self._said, {}
         for each in self._readings:
@@ -150,14 +150,14 @@ class _Kind(Generic[D, T]):
         self._statuses.know(self._watch.api, objects)
         self._publisher.publish(lambda: self._declared.read(objects))
 
-    def _on_change(self, readings: Sequence[Reading[T]]) -> None:
+    def _on_change(self, readings: Sequence[DeclaredObject[T]]) -> None:
         self._readings, self._is_read = readings, True
         self._on_readings(readings)
 
 
-def _declared(readings: Iterable[Reading[T]]) -> list[T]:
+def _declared(readings: Iterable[DeclaredObject[T]]) -> list[T]:
     return [each.declared for each in readings if each.declared is not None]
 
 
-def _withheld(readings: Iterable[Reading[Offer]]) -> frozenset[str]:
+def _withheld(readings: Iterable[DeclaredObject[Offer]]) -> frozenset[str]:
     return frozenset(each.withheld for each in readings if each.withheld)

@@ -37,7 +37,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
-class Reading(Struct, Generic[T], frozen=True):
+class DeclaredObject(Struct, Generic[T], frozen=True):
     """The contents of one object.
 
     Attributes:
@@ -78,7 +78,7 @@ class Declared(Generic[D, T]):
         named_in: Callable[[D], str] = lambda _: "",
     ) -> None:
         self._is_ours, self._read, self._named_in = is_ours, read, named_in
-        self._known: dict[str, tuple[D, Reading[T]]] = {}
+        self._known: dict[str, tuple[D, DeclaredObject[T]]] = {}
 
     def one(self, found: D) -> D | None:
         """Return what to keep of an object; None where it is not ours."""
@@ -108,10 +108,10 @@ class Declared(Generic[D, T]):
             MAX_STATUSES_BYTES,
         )
 
-    def read(self, objects: Iterable[D]) -> list[Reading[T]]:
+    def read(self, objects: Iterable[D]) -> list[DeclaredObject[T]]:
         """Return what those that are kept say, in the order in which they count."""
         known, self._known = self._known, {}
-        readings: list[Reading[T]] = []
+        readings: list[DeclaredObject[T]] = []
         total_bytes = 0
         living = [each for each in objects if not each.metadata.deletion_timestamp]
         for each in sorted(living, key=_age):
@@ -132,7 +132,9 @@ class Declared(Generic[D, T]):
         withheld: Withheld = each.withheld or Withheld(_num_bytes(each.spec), self._named_in(each))
         return replace(each, spec=NO_VALUE, withheld=withheld)
 
-    def _known_of(self, each: D, known: Mapping[str, tuple[D, Reading[T]]]) -> Reading[T]:
+    def _known_of(
+        self, each: D, known: Mapping[str, tuple[D, DeclaredObject[T]]]
+    ) -> DeclaredObject[T]:
         origin = origin_of(each)
         before = known.get(origin)
         is_known = before is not None and not each.differs(before[0])
@@ -140,12 +142,12 @@ class Declared(Generic[D, T]):
         self._known[origin] = each, reading
         return reading
 
-    def _reading(self, each: D, origin: str) -> Reading[T]:
+    def _reading(self, each: D, origin: str) -> DeclaredObject[T]:
         try:
             declared, ignored = self._read(each)
         except ValueError as error:
             return _refused(each, str(error), self._named_in(each))
-        return Reading(origin, each.metadata.generation, declared, ignored=ignored)
+        return DeclaredObject(origin, each.metadata.generation, declared, ignored=ignored)
 
 
 def origin_of(declaring: DeclaringObject) -> str:
@@ -168,8 +170,8 @@ def decode_spec(declaring: DeclaringObject, decoder: msgspec.json.Decoder[S]) ->
         raise ValueError(f"spec: {error}") from error
 
 
-def _refused(each: DeclaringObject, why: str, named: str) -> Reading[Any]:
-    return Reading(origin_of(each), each.metadata.generation, problem=why, withheld=named)
+def _refused(each: DeclaringObject, why: str, named: str) -> DeclaredObject[Any]:
+    return DeclaredObject(origin_of(each), each.metadata.generation, problem=why, withheld=named)
 
 
 def _shrink(

@@ -30,8 +30,8 @@ from random import Random
 from typing import Generic, Protocol, TypeVar
 
 from extproc.discovery.kubernetes.objects import KubeObject, Query
-from extproc.discovery.kubernetes.served import FORBIDDEN, Reading, find_served
-from extproc.discovery.kubernetes.store import ApiError, Store
+from extproc.discovery.kubernetes.objectstore import ApiError, ObjectStore
+from extproc.discovery.kubernetes.served import FORBIDDEN, ServedClient, find_served
 from extproc.reports.loops import choose_backoff_s
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ MIN_WARNED = 2
 """Failures in a row that are logged as a warning."""
 
 
-class Client(Reading, Protocol):
+class WatchClient(ServedClient, Protocol):
     """The API client; see `KubernetesClient`."""
 
     async def namespace(self) -> str:
@@ -108,7 +108,7 @@ class ListWatch(Generic[T]):
         is_absent: None defines the kind.
     """
 
-    client: Client
+    client: WatchClient
     query: Query[T]
     _: KW_ONLY
     on_change: Callable[[Collection[T]], None]
@@ -128,7 +128,7 @@ class ListWatch(Generic[T]):
     _page_size: int = PAGE_SIZE
 
     def __post_init__(self) -> None:
-        self._store = Store(self.query)
+        self._store = ObjectStore(self.query)
         self._healthy_at_s = math.inf
         self._contact_at_s = self.clock()
 
@@ -188,7 +188,7 @@ class ListWatch(Generic[T]):
         self._note_contact()
         before, self.api, self.is_absent = self.api, api, not api
         if api != before:
-            self._store = Store(self.query)
+            self._store = ObjectStore(self.query)
             if not api:
                 self.on_change(())
 

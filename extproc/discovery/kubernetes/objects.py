@@ -52,7 +52,7 @@ class KubeObject(Struct, frozen=True):
         return True
 
 
-class Condition(Struct, frozen=True):
+class PodCondition(Struct, frozen=True):
     """Of a Pod's status."""
 
     type: str = ""
@@ -64,10 +64,10 @@ class PodStatus(Struct, rename="camel", frozen=True):
 
     phase: str = ""
     pod_ip: str | None = field(default=None, name="podIP")
-    conditions: tuple[Condition, ...] | None = None
+    conditions: tuple[PodCondition, ...] | None = None
 
 
-class Pod(KubeObject, frozen=True):
+class KubePod(KubeObject, frozen=True):
     """A Pod."""
 
     status: PodStatus = PodStatus()
@@ -251,9 +251,9 @@ class Query(Struct, Generic[T], frozen=True):
         return f"{api}/namespaces/{self.namespace or own_namespace}/{self.resource}"
 
 
-def pods_query(label_selector: str, *, namespace: str = "") -> Query[Pod]:
+def pods_query(label_selector: str, *, namespace: str = "") -> Query[KubePod]:
     """Query pods by labels, in the syntax of kubectl's `-l`."""
-    return Query(Pod, "pods", ("/api/v1",), namespace, {"labelSelector": label_selector})
+    return Query(KubePod, "pods", ("/api/v1",), namespace, {"labelSelector": label_selector})
 
 
 def slices_query(service: str, *, namespace: str = "") -> Query[EndpointSlice]:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from extproc.discovery.kubernetes.objects import Query
-from extproc.discovery.kubernetes.store import ApiError
+from extproc.discovery.kubernetes.objectstore import ApiError
 
 NOT_SERVED, FORBIDDEN = "status_404", "status_403"
 
@@ -29,14 +29,14 @@ class _Resources(Struct):
 _resources = msgspec.json.Decoder(_Resources)
 
 
-class Reading(Protocol):
+class ServedClient(Protocol):
     """The part of the API client that is used here."""
 
     async def get(self, path: str, parameters: Mapping[str, str]) -> bytes:
         """Return a body."""
 
 
-async def find_served(client: Reading, query: Query[Any], namespace: str) -> list[str]:
+async def find_served(client: ServedClient, query: Query[Any], namespace: str) -> list[str]:
     """Return the APIs of a query that can be listed, in its order; none where none has the kind.
 
     Raises:
@@ -57,7 +57,7 @@ async def find_served(client: Reading, query: Query[Any], namespace: str) -> lis
     return served
 
 
-async def _is_defined(client: Reading, query: Query[Any], api: str) -> bool:
+async def _is_defined(client: ServedClient, query: Query[Any], api: str) -> bool:
     """Return whether the server has the kind, which may not be listed.
 
     Raises:

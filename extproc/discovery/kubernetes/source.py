@@ -15,7 +15,7 @@ from extproc.discovery.kubernetes.declarations import Declarations, OnOffers, On
 from extproc.discovery.kubernetes.inferencepool import OnEndpoints, PoolPresence, PoolsTogether
 from extproc.discovery.kubernetes.kubewatch import WatchTimes
 from extproc.discovery.kubernetes.objects import PoolRef
-from extproc.discovery.kubernetes.status import AdapterReport
+from extproc.discovery.kubernetes.objectstatus import AdapterReport
 from extproc.meters import Meters
 from extproc.routing.precedence import Loss
 

@@ -22,8 +22,8 @@ from msgspec.structs import replace
 
 from extproc.discovery.kubernetes.declarers import origin_of
 from extproc.discovery.kubernetes.objects import DeclaringObject, Query
-from extproc.discovery.kubernetes.status import Part, patch
-from extproc.discovery.kubernetes.store import ApiError
+from extproc.discovery.kubernetes.objectstatus import ManagedFields, patch
+from extproc.discovery.kubernetes.objectstore import ApiError
 from extproc.wire.turns import turn
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ _PERMANENT = ("status_400", "status_404", "status_409", "status_422")
 """The object, or the status' schema, is another by now: nothing to try again."""
 
 
-class Client(Protocol):
+class StatusClient(Protocol):
     """The part of `KubernetesClient` that is used here."""
 
     async def namespace(self) -> str:
@@ -57,7 +57,7 @@ class Statuses:
 
     def __init__(
         self,
-        client: Client,
+        client: StatusClient,
         query: Query[Any],
         *,
         wall_clock: Callable[[], float],
@@ -69,8 +69,8 @@ class Statuses:
         self._relist_s = relist_s
         self._api = ""
         self._objects: dict[str, DeclaringObject] = {}
-        self._wanted: Mapping[str, Collection[Part]] = {}
-        self._settled: dict[tuple[str, str], Part] = {}
+        self._wanted: Mapping[str, Collection[ManagedFields]] = {}
+        self._settled: dict[tuple[str, str], ManagedFields] = {}
         self._left: set[tuple[str, str]] = set()  # to others
         self._woken = asyncio.Event()
         self._warned = False
@@ -86,7 +86,7 @@ class Statuses:
         }
         self._woken.set()
 
-    def want(self, parts: Mapping[str, Collection[Part]]) -> None:
+    def want(self, parts: Mapping[str, Collection[ManagedFields]]) -> None:
         """Have this written about the objects, by their origin; about other objects nothing is
         written.
         """
@@ -124,7 +124,7 @@ class Statuses:
             if number % NUM_AT_ONCE == 0:
                 await turn()
 
-    async def _write(self, origin: str, part: Part) -> None:
+    async def _write(self, origin: str, part: ManagedFields) -> None:
         source = self._objects.get(origin)
         if source is None:
             return
@@ -160,5 +160,5 @@ class Statuses:
                 self._objects[origin] = source if kept is None else kept
 
 
-def _keys(parts: Mapping[str, Collection[Part]]) -> set[tuple[str, str]]:
+def _keys(parts: Mapping[str, Collection[ManagedFields]]) -> set[tuple[str, str]]:
     return {(origin, part.manager) for origin, said in parts.items() for part in said}

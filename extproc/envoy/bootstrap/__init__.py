@@ -39,9 +39,9 @@ from extproc.envoy.bootstrap.sockets import (
 __all__ = [
     "MODEL_KEY",
     "MODEL_NAMESPACE",
+    "BodyDelivery",
     "BootstrapOptions",
     "Mode",
-    "RequestBody",
     "TlsFiles",
     "render",
 ]
@@ -71,7 +71,7 @@ class Mode(StrEnum):
     FULL_DUPLEX = "full-duplex"
 
 
-class RequestBody(StrEnum):
+class BodyDelivery(StrEnum):
     """How the router learns the request's body."""
 
     BUFFERED = "buffered"
@@ -121,7 +121,7 @@ class BootstrapOptions:
     """
 
     mode: Mode = Mode.ORIGINAL_DST
-    request_body: RequestBody | None = None
+    request_body: BodyDelivery | None = None
     response_phases: bool | None = None
     listen: str = "127.0.0.1:8080"
     admin: str = "127.0.0.1:9901"
@@ -269,22 +269,22 @@ def _set_ext_proc(manager: dict[str, Any], options: BootstrapOptions) -> None:
     is_duplex = mode["request_body_mode"] == "FULL_DUPLEX_STREAMED"
     sends_responses = mode["response_header_mode"] == "SEND"
     mode["response_body_mode"] = "FULL_DUPLEX_STREAMED" if is_duplex and sends_responses else "NONE"
-    if options.request_body is RequestBody.HEADERS_ONLY:
+    if options.request_body is BodyDelivery.HEADERS_ONLY:
         filters.insert(0, _model_to_metadata())
 
 
-def _set_request_body(config: dict[str, Any], body: RequestBody) -> None:
+def _set_request_body(config: dict[str, Any], body: BodyDelivery) -> None:
     config["processing_mode"]["request_body_mode"] = {
-        RequestBody.BUFFERED: "BUFFERED",
-        RequestBody.BUFFERED_PARTIAL: "BUFFERED_PARTIAL",
-        RequestBody.STREAMED: "STREAMED",
-        RequestBody.STREAMED_STRICT: "STREAMED",
-        RequestBody.FULL_DUPLEX: "FULL_DUPLEX_STREAMED",
-        RequestBody.HEADERS_ONLY: "NONE",
+        BodyDelivery.BUFFERED: "BUFFERED",
+        BodyDelivery.BUFFERED_PARTIAL: "BUFFERED_PARTIAL",
+        BodyDelivery.STREAMED: "STREAMED",
+        BodyDelivery.STREAMED_STRICT: "STREAMED",
+        BodyDelivery.FULL_DUPLEX: "FULL_DUPLEX_STREAMED",
+        BodyDelivery.HEADERS_ONLY: "NONE",
     }[body]
-    if body is RequestBody.STREAMED:
+    if body is BodyDelivery.STREAMED:
         config["send_body_without_waiting_for_header_response"] = True
-    if body is RequestBody.HEADERS_ONLY:
+    if body is BodyDelivery.HEADERS_ONLY:
         config["metadata_options"]["forwarding_namespaces"]["untyped"].append(MODEL_NAMESPACE)
 
 

@@ -15,8 +15,8 @@ from statistics import median
 import aiohttp
 
 from extproc.errors import ExtprocError
-from extproc.lab.calibration.samples import SERIES, Reading, Sample, read_page, sample_over
-from extproc.reports.models import decode_models
+from extproc.lab.calibration.samples import SERIES, PageSample, Sample, read_page, sample_over
+from extproc.reports.listings import decode_models
 
 _TOKEN_IDS = range(16, 240)
 """For random prompts: ids that every vocabulary has, after the special ones."""
@@ -105,7 +105,7 @@ class LiveServer:
         self.adapters = tuple(card.id for card in cards if card.parent)
         await self.read()
 
-    async def read(self) -> Reading:
+    async def read(self) -> PageSample:
         """Read its metrics page.
 
         Raises:

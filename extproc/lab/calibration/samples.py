@@ -44,7 +44,7 @@ SERIES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PageSample:
     """The figures of one page; totals are since the server's start.
 
     Attributes:
@@ -87,7 +87,7 @@ class Sample:
         return (1.0, self.num_decoding, self.kv_tokens, self.prefill_tokens)
 
 
-def read_page(page: str, *, at_s: float) -> Reading:
+def read_page(page: str, *, at_s: float) -> PageSample:
     """Read a vLLM server's metrics page.
 
     Raises:
@@ -108,7 +108,7 @@ def read_page(page: str, *, at_s: float) -> Reading:
     try:
         num_running = values["vllm:num_requests_running"]
         used_tokens = values["vllm:kv_cache_usage_perc"] * cache_tokens
-        return Reading(
+        return PageSample(
             at_s=at_s,
             num_steps=values["vllm:iteration_tokens_total_count"],
             generated_tokens=values["vllm:generation_tokens_total"],
@@ -124,7 +124,7 @@ def read_page(page: str, *, at_s: float) -> Reading:
         raise ValueError(f"the page has no {error}") from error
 
 
-def sample_over(readings: Sequence[Reading], *, num_adapters: int) -> Sample | None:
+def sample_over(readings: Sequence[PageSample], *, num_adapters: int) -> Sample | None:
     """Return the mean step between the first and the last of two or more readings.
 
     None if the engine took no step, if it was idle at one of them, or if it was restarted. The

@@ -9,7 +9,7 @@ from typing import Any
 Json = dict[str, Any]
 
 
-class ApiError(Exception):
+class ErrorResponse(Exception):
     """An error response; `type` is vLLM's name of the error, `param` the field at fault."""
 
     def __init__(self, status: int, message: str, type: str, param: str | None = None) -> None:
@@ -24,12 +24,12 @@ class ApiError(Exception):
         return {"error": error}
 
 
-def invalid(error: str, param: str | None = None) -> ApiError:
+def invalid(error: str, param: str | None = None) -> ErrorResponse:
     """Return the error of a malformed request."""
-    return ApiError(400, f"1 validation error:\n  {error}", "Bad Request", param)
+    return ErrorResponse(400, f"1 validation error:\n  {error}", "Bad Request", param)
 
 
-def invalid_json(error: json.JSONDecodeError) -> ApiError:
+def invalid_json(error: json.JSONDecodeError) -> ErrorResponse:
     """Return the error of a body that is not JSON."""
     loc = f"body.{error.pos}"
     details = {
@@ -42,7 +42,7 @@ def invalid_json(error: json.JSONDecodeError) -> ApiError:
     return invalid(str(details), loc)
 
 
-def missing_field(name: str, body: Mapping[str, object]) -> ApiError:
+def missing_field(name: str, body: Mapping[str, object]) -> ErrorResponse:
     """Return the error of a body without a required field."""
     loc = f"body.{name}"
     details = {
@@ -54,12 +54,12 @@ def missing_field(name: str, body: Mapping[str, object]) -> ApiError:
     return invalid(str(details), loc)
 
 
-def unknown_model(model: str, base_model: str) -> ApiError:
+def unknown_model(model: str, base_model: str) -> ErrorResponse:
     """Return the error of a model that is not served."""
     message = f"The model `{model}` does not exist. Valid aliases: {base_model}."
-    return ApiError(404, message, "NotFoundError", "model")
+    return ErrorResponse(404, message, "NotFoundError", "model")
 
 
-def engine_dead() -> ApiError:
+def engine_dead() -> ErrorResponse:
     """Return the error after the engine has crashed."""
-    return ApiError(500, "EngineCore encountered an issue.", "InternalServerError")
+    return ErrorResponse(500, "EngineCore encountered an issue.", "InternalServerError")

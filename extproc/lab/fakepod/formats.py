@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
-from extproc.lab.fakepod.apierrors import ApiError, Json
+from extproc.lab.fakepod.apierrors import ErrorResponse, Json
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class GeneratedReply:
     """One generated response; its id is without the prefix of its API."""
 
     id: str
@@ -51,22 +51,22 @@ class Reply:
 class Api(Protocol):
     """The format of one API. Subclasses document only their differences."""
 
-    def whole(self, reply: Reply) -> Json:
+    def whole(self, reply: GeneratedReply) -> Json:
         """Return the body of a response that is not streamed."""
 
-    def start(self, reply: Reply) -> bytes:
+    def start(self, reply: GeneratedReply) -> bytes:
         """Return the events before the first token: none for most."""
         return b""
 
-    def token(self, reply: Reply, index: int) -> bytes:
+    def token(self, reply: GeneratedReply, index: int) -> bytes:
         """Return the events of the token at `index`."""
 
-    def end(self, reply: Reply, *, has_usage: bool) -> bytes:
+    def end(self, reply: GeneratedReply, *, has_usage: bool) -> bytes:
         """Return the events after the last token; token counts only if `has_usage`."""
         counts = {**self.head(reply), "choices": [], "usage": reply.usage}
         return (event(counts) if has_usage else b"") + b"data: [DONE]\n\n"
 
-    def head(self, reply: Reply) -> Json:
+    def head(self, reply: GeneratedReply) -> Json:
         """Return what its responses, or events, begin with."""
 
 
@@ -82,7 +82,7 @@ class CompletionApi(Api):
     num_prompts: int = 1
     num_likeliest: int | None = None
 
-    def whole(self, reply: Reply) -> Json:
+    def whole(self, reply: GeneratedReply) -> Json:
         """See `Api`."""
         choice = {
             "text": reply.text,
@@ -94,7 +94,7 @@ class CompletionApi(Api):
         choices = [{"index": index, **choice} for index in range(self.num_prompts)]
         return {**self.head(reply), "choices": choices, "usage": reply.usage}
 
-    def _logprobs(self, reply: Reply) -> Json | None:
+    def _logprobs(self, reply: GeneratedReply) -> Json | None:
         """Every adapter has an effect: what is likeliest after a prompt hangs on the model."""
         if self.num_likeliest is None:
             return None
@@ -107,7 +107,7 @@ class CompletionApi(Api):
             "top_logprobs": [{token: -1.0, **likeliest} for token in tokens],
         }
 
-    def token(self, reply: Reply, index: int) -> bytes:
+    def token(self, reply: GeneratedReply, index: int) -> bytes:
         """See `Api`."""
         choice = {
             "index": 0,
@@ -118,7 +118,7 @@ class CompletionApi(Api):
         }
         return event({**self.head(reply), "choices": [choice]})
 
-    def head(self, reply: Reply) -> Json:
+    def head(self, reply: GeneratedReply) -> Json:
         """See `Api`."""
         return {
             "id": f"cmpl-{reply.id}",
@@ -131,7 +131,7 @@ class CompletionApi(Api):
 class ChatApi(Api):
     """`/v1/chat/completions`."""
 
-    def whole(self, reply: Reply) -> Json:
+    def whole(self, reply: GeneratedReply) -> Json:
         """See `Api`."""
         choice = {
             "index": 0,
@@ -143,18 +143,18 @@ class ChatApi(Api):
         head = {**self.head(reply), "object": "chat.completion"}
         return {**head, "choices": [choice], "usage": reply.usage}
 
-    def token(self, reply: Reply, index: int) -> bytes:
+    def token(self, reply: GeneratedReply, index: int) -> bytes:
         """The role comes with the first token."""
         content = self._chunk(reply, {"content": reply.token(index)}, reply.finish_reason(index))
         if index:
             return content
         return self._chunk(reply, {"role": "assistant", "content": ""}, None) + content
 
-    def _chunk(self, reply: Reply, delta: Json, finish_reason: str | None) -> bytes:
+    def _chunk(self, reply: GeneratedReply, delta: Json, finish_reason: str | None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         return event({**self.head(reply), "choices": [choice]})
 
-    def head(self, reply: Reply) -> Json:
+    def head(self, reply: GeneratedReply) -> Json:
         """See `Api`."""
         return {
             "id": f"chatcmpl-{reply.id}",
@@ -195,7 +195,7 @@ def event(body: Json) -> bytes:
     return b"data: " + encode(body) + b"\n\n"
 
 
-def stream_error(error: ApiError) -> bytes:
+def stream_error(error: ErrorResponse) -> bytes:
     """Return the end of a stream that fails after its headers were sent."""
     return event(error.openai()) + b"data: [DONE]\n\n"
 
@@ -217,7 +217,7 @@ _NUM_OPENING = 4
 class ResponsesApi(Api):
     """`/v1/responses`."""
 
-    def whole(self, reply: Reply) -> Json:
+    def whole(self, reply: GeneratedReply) -> Json:
         """Responses end at their length, so they are incomplete."""
         usage = {
             "input_tokens": reply.prompt_tokens,
@@ -234,13 +234,13 @@ class ResponsesApi(Api):
             "usage": usage,
         }
 
-    def start(self, reply: Reply) -> bytes:
+    def start(self, reply: GeneratedReply) -> bytes:
         """See `Api`."""
         response = self.head(reply)
         kinds = ("response.created", "response.in_progress")
         return _events(0, *({"type": kind, "response": response} for kind in kinds))
 
-    def token(self, reply: Reply, index: int) -> bytes:
+    def token(self, reply: GeneratedReply, index: int) -> bytes:
         """The message and its part are opened with the first token."""
         place, delta = self._place(reply), {"delta": reply.token(index), "logprobs": []}
         text = {"type": "response.output_text.delta", **place, **delta}
@@ -255,7 +255,7 @@ class ResponsesApi(Api):
             text,
         )
 
-    def end(self, reply: Reply, *, has_usage: bool) -> bytes:
+    def end(self, reply: GeneratedReply, *, has_usage: bool) -> bytes:
         """The last event is the whole response, token counts included."""
         place, message = self._place(reply), self._message(reply, "completed")
         return _events(
@@ -266,10 +266,10 @@ class ResponsesApi(Api):
             {"type": "response.completed", "response": self.whole(reply)},
         )
 
-    def _place(self, reply: Reply) -> Json:
+    def _place(self, reply: GeneratedReply) -> Json:
         return {"item_id": f"msg_{reply.id}", "output_index": 0, "content_index": 0}
 
-    def _message(self, reply: Reply, status: str) -> Json:
+    def _message(self, reply: GeneratedReply, status: str) -> Json:
         text: Json = {"type": "output_text", "text": reply.text}
         text |= {"annotations": [], "logprobs": None}
         return {
@@ -280,7 +280,7 @@ class ResponsesApi(Api):
             "content": [text],
         }
 
-    def head(self, reply: Reply) -> Json:
+    def head(self, reply: GeneratedReply) -> Json:
         """The response as it is at first."""
         return {
             "id": f"resp_{reply.id}",

@@ -16,7 +16,7 @@ from extproc.lab.engine.engine import Engine
 from extproc.lab.engine.records import EngineCounters, EngineRequest
 from extproc.lab.fakepod import formats
 from extproc.lab.fakepod.apierrors import (
-    ApiError,
+    ErrorResponse,
     Json,
     engine_dead,
     invalid,
@@ -25,7 +25,13 @@ from extproc.lab.fakepod.apierrors import (
     unknown_model,
 )
 from extproc.lab.fakepod.config import PodConfig
-from extproc.lab.fakepod.formats import Api, Reply, ResponsesApi, chat_tokens, prompt_tokens
+from extproc.lab.fakepod.formats import (
+    Api,
+    GeneratedReply,
+    ResponsesApi,
+    chat_tokens,
+    prompt_tokens,
+)
 from extproc.lab.fakepod.registry import AdapterRegistry
 from extproc.lab.fakepod.runner import EngineDeadError, EngineRunner, Generation
 from extproc.lab.fakepod.vllmpage import CONTENT_TYPE, VllmPage
@@ -34,7 +40,7 @@ _DEFAULT_OUTPUT_TOKENS = 16
 _KEPT_REQUESTS = 100
 
 
-class Pod:
+class PodHandlers:
     """One fake pod: an engine in real time, its adapters, its page, and the endpoints over them.
 
     Args:
@@ -218,7 +224,7 @@ class Pod:
     def _refuse_if_draining(self) -> None:
         """Give no load reports before the end, so that routers send requests elsewhere."""
         if self.is_draining:
-            raise ApiError(503, "The pod is about to end.", "ServiceUnavailableError")
+            raise ErrorResponse(503, "The pod is about to end.", "ServiceUnavailableError")
 
     async def _generate(
         self, request: web.Request, body: Json, api: Api, length: int
@@ -236,7 +242,7 @@ class Pod:
             return _DEFAULT_OUTPUT_TOKENS
         if not isinstance(wanted, int) or wanted < 1:
             message = f"max_tokens must be at least 1, got {wanted}."
-            raise ApiError(400, message, "BadRequestError", "max_tokens")
+            raise ErrorResponse(400, message, "BadRequestError", "max_tokens")
         return wanted
 
     async def _stream(
@@ -244,7 +250,7 @@ class Pod:
         request: web.Request,
         body: Json,
         api: Api,
-        reply: Reply,
+        reply: GeneratedReply,
         generation: Generation,
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"x-served-model": reply.model})
@@ -278,11 +284,11 @@ class Pod:
 
     async def _submit(
         self, model: object, length: int, output_tokens: int
-    ) -> tuple[Reply, Generation]:
+    ) -> tuple[GeneratedReply, Generation]:
         name, key = await self._served(model)
         limit = self.config.profile.max_model_len
         if length >= limit:
-            raise ApiError(
+            raise ErrorResponse(
                 400,
                 f"This model's maximum context length is {limit} tokens. However, your prompt "
                 f"contains {length} input tokens, which exceeds this limit even without any "
@@ -293,7 +299,9 @@ class Pod:
         output_tokens = min(output_tokens, limit - length)
         self._num_requests += 1
         id_ = f"{self.config.name}-{self._num_requests}"
-        reply = Reply(id_, self.config.name, name, int(self._wall()), length, output_tokens)
+        reply = GeneratedReply(
+            id_, self.config.name, name, int(self._wall()), length, output_tokens
+        )
         return reply, self.runner.submit(EngineRequest(id_, length, output_tokens, key))
 
     async def _served(self, model: object) -> tuple[str, str | None]:
@@ -320,7 +328,7 @@ async def _json_body(request: web.Request) -> Json:
     return body
 
 
-def _response(body: Json, reply: Reply) -> web.Response:
+def _response(body: Json, reply: GeneratedReply) -> web.Response:
     return web.Response(
         body=formats.encode(body),
         content_type="application/json",

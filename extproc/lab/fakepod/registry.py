@@ -9,13 +9,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from extproc.lab.engine.engine import Engine
-from extproc.lab.fakepod.apierrors import ApiError, missing_field
+from extproc.lab.fakepod.apierrors import ErrorResponse, missing_field
 from extproc.lab.fakepod.config import PodConfig
 from extproc.lab.fakepod.runner import EngineRunner
 
 
 @dataclass(slots=True)
-class Trouble:
+class LoadFaults:
     """Faults of loads and unloads, to be changed while the pod runs.
 
     Attributes:
@@ -54,7 +54,7 @@ class AdapterRegistry:
     def __init__(self, config: PodConfig) -> None:
         self._config = config
         self.names_by_key: dict[str, str] = {}
-        self.trouble = Trouble()
+        self.trouble = LoadFaults()
         self._adapters: dict[str, Adapter] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -77,11 +77,11 @@ class AdapterRegistry:
                 try:
                     adapter = self._prepare(name, f"{config.resolver_dir}/{name}", runner.engine)
                     await runner.load_adapter(adapter.key)
-                except ApiError as error:
+                except ErrorResponse as error:
                     if error.status == 404:
                         return None
                     message = f"LoRA adapter '{name}' was found but could not be loaded."
-                    raise ApiError(400, message, "BadRequestError") from error
+                    raise ErrorResponse(400, message, "BadRequestError") from error
                 self._adapters[name] = adapter
             return self._adapters[name]
 
@@ -125,7 +125,7 @@ class AdapterRegistry:
             raise _bad_input("'lora_name' needs to be provided to unload a LoRA adapter.")
         if name not in self._adapters:
             message = f"The lora adapter '{name}' cannot be found."
-            raise ApiError(404, message, "NotFoundError")
+            raise ErrorResponse(404, message, "NotFoundError")
         if not self.trouble.lies:
             del self._adapters[name]
         return f"Success: LoRA adapter '{name}' removed successfully."
@@ -148,9 +148,9 @@ class AdapterRegistry:
         if ranks is not None and path not in ranks:
             shown = "<path>" if path.startswith("/") else path
             message = f"Loading lora {name} failed: No adapter found for {shown}"
-            raise ApiError(404, message, "NotFoundError")
+            raise ErrorResponse(404, message, "NotFoundError")
         if not engine.max_loras:
-            raise ApiError(500, "LoRA is not enabled.", "InternalServerError")
+            raise ErrorResponse(500, "LoRA is not enabled.", "InternalServerError")
         rank = self._config.ranks_by_name.get(name, engine.max_lora_rank)
         rank = (ranks or {}).get(path, rank)
         try:
@@ -162,13 +162,13 @@ class AdapterRegistry:
                 f"Call to add_lora method failed: Worker failed with error '{error}', "
                 "please check the stack trace above for the root cause"
             )
-            raise ApiError(500, message, "InternalServerError") from error
+            raise ErrorResponse(500, message, "InternalServerError") from error
         self.names_by_key[key] = name
         return Adapter(name, path, key)
 
 
-def _bad_input(message: str) -> ApiError:
-    return ApiError(400, message, "InvalidUserInput")
+def _bad_input(message: str) -> ErrorResponse:
+    return ErrorResponse(400, message, "InvalidUserInput")
 
 
 def _text(body: Mapping[str, object], field: str) -> str:

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
+from extproc.adapters.adapterstates import Action, AdapterSettings, CallKind, Failure, Result
 from extproc.adapters.declared import Declaration
-from extproc.adapters.states import Action, AdapterSettings, Failure, Kind, Result
 from extproc.lab.fleet.agenda import Agenda
 from extproc.lab.fleet.knowledge import Knowledge
-from extproc.lab.fleet.pod import FleetPod
-from extproc.lab.fleet.router import FleetRouter
 from extproc.lab.fleet.settings import Loading
+from extproc.lab.fleet.virtualpod import FleetPod
+from extproc.lab.fleet.virtualrouter import FleetRouter
 from extproc.routing.precedence import Offer
 from extproc.types import ModelCard, Pick, RequestInfo
 
@@ -25,7 +25,7 @@ _NEW = "new"
 """Stands for an adapter that no pod has."""
 
 
-class Declaring:
+class FleetAdapters:
     """Keeps adapters loaded; the first router leads.
 
     Args:
@@ -88,7 +88,7 @@ class Declaring:
 
     def _begin(self, router: FleetRouter, action: Action) -> None:
         pod, ends_s = self._pods.get(action.address), self._agenda.now
-        if pod is not None and action.kind is Kind.UNLOAD:
+        if pod is not None and action.kind is CallKind.UNLOAD:
             pod.unregister(action.name)
         elif pod is not None:
             pod.register(action.name, ends_s, root=action.path)

@@ -16,10 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from extproc.lab.fleet.agenda import Agenda
-from extproc.lab.fleet.declaring import Declaring
+from extproc.lab.fleet.declaring import FleetAdapters
 from extproc.lab.fleet.knowledge import Knowledge
-from extproc.lab.fleet.pod import FleetPod, started_engine
-from extproc.lab.fleet.router import BODY_BYTES_PER_TOKEN, FleetRouter, claim_of, prefix_hashes
 from extproc.lab.fleet.settings import (
     AdapterRegistered,
     FleetEvent,
@@ -29,9 +27,16 @@ from extproc.lab.fleet.settings import (
     PodLoss,
     SlowPod,
 )
-from extproc.lab.fleet.telling import FleetTelling
-from extproc.lab.workload.flights import FleetResult, Flight, FlightState
+from extproc.lab.fleet.virtuallinks import FleetTelling
+from extproc.lab.fleet.virtualpod import FleetPod, started_engine
+from extproc.lab.fleet.virtualrouter import (
+    BODY_BYTES_PER_TOKEN,
+    FleetRouter,
+    claim_of,
+    prefix_hashes,
+)
 from extproc.lab.workload.requests import PLAIN
+from extproc.lab.workload.running import FleetResult, FlightState, LabFlight
 from extproc.queue import Ticket
 from extproc.routing.policies import Policy
 from extproc.types import Pick, Rejection, RequestInfo, Wait
@@ -66,13 +71,13 @@ class Fleet:
         seed: int,
         events: Sequence[FleetEvent] = (),
         policy_name: str = "policy",
-        gives_up: Callable[[Iterable[Flight], float], bool] | None = None,
+        gives_up: Callable[[Iterable[LabFlight], float], bool] | None = None,
     ) -> None:
         self.settings = settings
         self.workload = workload
         self.pods: dict[str, FleetPod] = {}
-        self.flights: dict[str, Flight] = {}
-        self._tickets: dict[Flight, Ticket] = {}
+        self.flights: dict[str, LabFlight] = {}
+        self._tickets: dict[LabFlight, Ticket] = {}
         self._gone: list[FleetPod] = []
         # An order that aborts nobody is one of a queue that knows of no objectives.
         policies = [policy() for _ in range(settings.num_routers)]
@@ -107,9 +112,9 @@ class Fleet:
             telling.begin()
         self._knowledge = Knowledge(settings, self._agenda, self.pods, self.routers, rng=self._rng)
         self._knowledge.start()
-        self._declaring: Declaring | None = None
+        self._declaring: FleetAdapters | None = None
         if settings.loading is not None:
-            self._declaring = Declaring(
+            self._declaring = FleetAdapters(
                 workload.adapters,
                 BASE_MODEL,
                 loading=Loading(settings.loading),
@@ -140,7 +145,7 @@ class Fleet:
             self._agenda.go_to(arrival.at_s)
             router = choose_router(num_routers) if num_routers > 1 else 0
             tenant = self.workload.tenants.get(arrival.tenant, PLAIN)
-            flight = Flight(str(number), arrival, router, tenant.has_objectives)
+            flight = LabFlight(str(number), arrival, router, tenant.has_objectives)
             self.flights[flight.id] = flight
             if self.settings.patience_s is not None:
                 self._agenda.after(self.settings.patience_s, partial(self._lose_patience, flight))
@@ -161,7 +166,7 @@ class Fleet:
 
     # --- requests ---------------------------------------------------------------------------
 
-    def _info(self, flight: Flight) -> RequestInfo:
+    def _info(self, flight: LabFlight) -> RequestInfo:
         """Return the facts that its router gets of a request."""
         arrival, picker = flight.arrival, self.routers[flight.router].router.picker
         has_hashes = arrival.prefix and picker.uses_cached_bytes
@@ -175,7 +180,7 @@ class Fleet:
             _prefix_hashes=prefix_hashes(arrival, flight.id) if has_hashes else (),
         )
 
-    def _decide(self, flight: Flight, request: RequestInfo) -> None:
+    def _decide(self, flight: LabFlight, request: RequestInfo) -> None:
         """Ask the flight's router now."""
         router = self.routers[flight.router].router
         # Sent at once when there is room: bounds look at the pods before the next one's turn.
@@ -187,7 +192,7 @@ class Fleet:
         else:
             self._decided(flight, decision)
 
-    def _resume(self, flight: Flight) -> None:
+    def _resume(self, flight: LabFlight) -> None:
         """Take a held request's result, if it has one."""
         ticket = self._tickets.get(flight)
         if ticket is None:
@@ -196,14 +201,14 @@ class Fleet:
         if not isinstance(decision, Ticket) and self._tickets.pop(flight, None) is not None:
             self._decided(flight, decision)
 
-    def _decided(self, flight: Flight, decision: Pick | Rejection | Wait) -> None:
+    def _decided(self, flight: LabFlight, decision: Pick | Rejection | Wait) -> None:
         if isinstance(decision, Pick):
             self._dispatch(flight, decision)
         elif isinstance(decision, Rejection):
             flight.status, flight.reason = decision.status, decision.reason.value
             flight.end(FlightState.SHED, self.now)
 
-    def _dispatch(self, flight: Flight, pick: Pick) -> None:
+    def _dispatch(self, flight: LabFlight, pick: Pick) -> None:
         flight.pod, flight.pick_id, flight.dispatched_s = pick.address, pick.id, self.now
         pod = self.pods.get(pick.address)
         model = flight.arrival.adapter or BASE_MODEL
@@ -214,7 +219,7 @@ class Fleet:
             return
         pod.submit(flight, self.now)
 
-    def _lose_patience(self, flight: Flight) -> None:
+    def _lose_patience(self, flight: LabFlight) -> None:
         if flight.state is not FlightState.RUNNING:
             return
         pod = self.pods.get(flight.pod)

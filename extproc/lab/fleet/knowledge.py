@@ -8,9 +8,9 @@ from functools import partial
 
 from extproc.lab.engine.activity import NEVER_S
 from extproc.lab.fleet.agenda import Agenda
-from extproc.lab.fleet.pod import FleetPod
-from extproc.lab.fleet.router import FleetRouter
 from extproc.lab.fleet.settings import FleetSettings
+from extproc.lab.fleet.virtualpod import FleetPod
+from extproc.lab.fleet.virtualrouter import FleetRouter
 from extproc.reports.pace import Rest
 from extproc.types import Endpoint
 

@@ -14,7 +14,7 @@ from extproc.lab.loadtest.listing import fetch_listing
 from extproc.lab.loadtest.loads import Block, by_fleet, rotated
 from extproc.lab.loadtest.results import Figure
 from extproc.lab.loadtest.runs import BlockRun, run_block
-from extproc.lab.loadtest.targets import Target, TargetSpec, running_targets
+from extproc.lab.loadtest.targets import RunningTarget, TargetSpec, running_targets
 from extproc.lab.loadtest.workloads import renamed
 from extproc.lab.workload.intervals import Interval, interval, paired_ratio
 
@@ -91,7 +91,7 @@ async def run_rounds(
                     return
 
 
-async def _round(targets: Sequence[Target], block: Block, watch: Watch) -> Round:
+async def _round(targets: Sequence[RunningTarget], block: Block, watch: Watch) -> Round:
     runs = []
     for target in targets:
         watch.on_stage(f"{block.name}: {target.label}")

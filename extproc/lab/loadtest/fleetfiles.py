@@ -16,8 +16,8 @@ from extproc.address import Address
 from extproc.costs import BYTES_PER_TOKEN, Costs
 from extproc.envoy.bootstrap import BootstrapOptions, render
 from extproc.lab.fakepod.config import PodConfig
-from extproc.lab.fleet.router import claim_of
 from extproc.lab.fleet.settings import FleetSettings
+from extproc.lab.fleet.virtualrouter import claim_of
 from extproc.lab.opponents import OPPONENTS, opponent, parse_label
 from extproc.lab.workload.judge import Slo
 from extproc.lab.workload.requests import NO_TENANTS, PLAIN, Tenant

@@ -10,7 +10,7 @@ import aiohttp
 
 from extproc.files.refusals import tls_failure
 from extproc.files.tls import SYSTEM_TRUST, system_context
-from extproc.reports.models import ModelsError, decode_models
+from extproc.reports.listings import ModelsError, decode_models
 from extproc.types import ModelCard
 
 _TIMEOUT_S = 10.0
@@ -22,7 +22,7 @@ class TargetError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class EndpointModels:
     """The models of an endpoint, in its order; at least one."""
 
     cards: Sequence[ModelCard]
@@ -61,7 +61,7 @@ def base_url(text: str) -> str:
 
 async def fetch_listing(
     url: str, headers: Mapping[str, str], timeout_s: float = _TIMEOUT_S
-) -> Listing:
+) -> EndpointModels:
     """Return the list of models of an endpoint, at least one.
 
     Raises:
@@ -87,4 +87,4 @@ async def fetch_listing(
         raise TargetError(f"{page}: {why or f'no response in {timeout_s:g} s'}") from error
     if not cards:
         raise TargetError(f"{page} lists nothing")
-    return Listing(cards)
+    return EndpointModels(cards)

@@ -17,7 +17,7 @@ import msgspec
 from extproc.lab.engine.profiles import PROFILES
 from extproc.lab.fleet.settings import FleetSettings
 from extproc.lab.loadtest.workloads import make
-from extproc.lab.trials.plan import changed
+from extproc.lab.trials.runplan import changed
 from extproc.lab.trials.specs import ScenarioSpec, Suite
 from extproc.lab.trials.suites import (
     SCENARIOS_DIR,

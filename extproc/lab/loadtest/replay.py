@@ -105,7 +105,7 @@ async def send_when_due(
 @asynccontextmanager
 async def open_sender(
     settings: ReplaySettings, clock: Callable[[], float], started_s: float | None = None
-) -> AsyncIterator[Sender]:
+) -> AsyncIterator[RequestSender]:
     """A sender with connections of its own; records count from `started_s`, by default now."""
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=system_context()),
@@ -113,10 +113,10 @@ async def open_sender(
         headers={**_HEADERS, **settings.headers},
         timeout=aiohttp.ClientTimeout(total=None),
     ) as session:
-        yield Sender(session, settings, clock, clock() if started_s is None else started_s)
+        yield RequestSender(session, settings, clock, clock() if started_s is None else started_s)
 
 
-class Sender:
+class RequestSender:
     """Sends single requests and records how they ended.
 
     Args:

@@ -20,9 +20,9 @@ import msgspec
 from extproc.lab.loadtest.replay import MAX_MEDIAN_DELAY_S
 from extproc.lab.trials.specs import SloSpec, Suite
 from extproc.lab.workload.exchange import RequestRecord, as_fleet_result
-from extproc.lab.workload.flights import PodTotals
 from extproc.lab.workload.judge import Metrics, Slo, measure, percentile
 from extproc.lab.workload.requests import NO_TENANTS, Tenant
+from extproc.lab.workload.running import PodTotals
 
 FORMAT = "extproc-loadtest-2"
 NUM_DIGITS = 5

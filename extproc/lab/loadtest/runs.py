@@ -16,13 +16,13 @@ from extproc.lab.fleet.fleet import Fleet
 from extproc.lab.loadtest.loads import Block
 from extproc.lab.loadtest.replay import replay
 from extproc.lab.loadtest.results import RunResult, real_run
-from extproc.lab.loadtest.targets import Target
+from extproc.lab.loadtest.targets import RunningTarget
 from extproc.lab.opponents import make_policy
 from extproc.lab.trials.specs import ScenarioSpec, Suite
 from extproc.lab.trials.suites import in_fleet, make_trial_parts, slo_of, variant_of
 from extproc.lab.workload.exchange import RequestRecord
-from extproc.lab.workload.flights import PodTotals
 from extproc.lab.workload.judge import measure
+from extproc.lab.workload.running import PodTotals
 
 _READ_TIMEOUT_S = 5.0
 _TTFT = "vllm:time_to_first_token_seconds"
@@ -71,7 +71,7 @@ class _Reading:
 _Readings = Mapping[str, _Reading]
 
 
-async def run_block(target: Target, block: Block) -> BlockRun:
+async def run_block(target: RunningTarget, block: Block) -> BlockRun:
     """Send a block to a target and wait for every response."""
     records: list[RequestRecord] = []
     before = await _read_pods(target)
@@ -98,7 +98,7 @@ def added_words(added_s: float) -> str:
 
 
 def _judged(
-    target: Target,
+    target: RunningTarget,
     block: Block,
     records: Sequence[RequestRecord],
     begin: _Readings | None,
@@ -146,7 +146,7 @@ def _added_s(
 # --- the pods' counters ------------------------------------------------------------------------
 
 
-async def _read_pods(target: Target, after_s: float = 0.0) -> _Readings | None:
+async def _read_pods(target: RunningTarget, after_s: float = 0.0) -> _Readings | None:
     """Return the counters of every pod; None without pods, or if one does not respond."""
     await asyncio.sleep(after_s)
     timeout = aiohttp.ClientTimeout(total=_READ_TIMEOUT_S)

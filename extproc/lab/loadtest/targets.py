@@ -142,7 +142,7 @@ def _check_policy(name: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class RunningTarget:
     """A target that is running.
 
     Attributes:
@@ -198,7 +198,7 @@ class Target:
 @asynccontextmanager
 async def running_targets(
     specs: Sequence[TargetSpec], block: Block, headers: Mapping[str, str]
-) -> AsyncIterator[list[Target]]:
+) -> AsyncIterator[list[RunningTarget]]:
     """Start all targets, and warm them up in the same way.
 
     Args:
@@ -227,14 +227,14 @@ async def running_targets(
 
 
 @asynccontextmanager
-async def _started(spec: TargetSpec, block: Block) -> AsyncIterator[Target]:
+async def _started(spec: TargetSpec, block: Block) -> AsyncIterator[RunningTarget]:
     stack = Stack()
     try:
         try:
             await _start(stack, spec, block)
         except StackError as error:
             raise TargetError(f"{spec.label}: {error}") from error
-        yield Target(
+        yield RunningTarget(
             spec,
             stack.url,
             pods={name: pod.url for name, pod in stack.pods.items()},
@@ -272,7 +272,7 @@ def _addresses(settings: FleetSettings) -> list[dict[str, Any]]:
     return [{"server": {**server, "address": each}, "peers": peers} for each in addresses]
 
 
-async def _warm_up(target: Target, block: Block) -> None:
+async def _warm_up(target: RunningTarget, block: Block) -> None:
     """Send a few short requests: they open connections, load code and reveal mistakes."""
     asked: list[str | None] = [None, *sorted(block.workload.adapters)[: _NUM_WARM_UP - 1]]
     arrivals = tuple(
@@ -291,11 +291,11 @@ async def _warm_up(target: Target, block: Block) -> None:
 # --- running already --------------------------------------------------------------------
 
 
-async def found_target(spec: TargetSpec, headers: Mapping[str, str]) -> Target:
+async def found_target(spec: TargetSpec, headers: Mapping[str, str]) -> RunningTarget:
     """Return a target that is running already.
 
     Raises:
         TargetError: It does not respond, or lists nothing.
     """
     listing = await fetch_listing(spec.name, headers)
-    return Target(spec, spec.name, listing.base, headers=headers)
+    return RunningTarget(spec, spec.name, listing.base, headers=headers)

@@ -10,7 +10,7 @@ policy does not, so it has a limit instead. The router's queue decides which req
 order that the policy sets.
 
 Early abort differs from the code, which compares arrivals with admissions and then turns from the
-oldest to the newest: see `extproc.queue.orders.newest_in_time`.
+oldest to the newest: see `extproc.queue.tenantorder.newest_in_time`.
 """
 
 from __future__ import annotations

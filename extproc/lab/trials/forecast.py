@@ -18,7 +18,7 @@ from extproc.lab.engine.records import EngineRequest
 from extproc.lab.workload.judge import Slo
 
 if TYPE_CHECKING:
-    from extproc.lab.fleet.pod import FleetPod
+    from extproc.lab.fleet.virtualpod import FleetPod
     from extproc.lab.workload.requests import Arrival
 
 
@@ -44,7 +44,7 @@ class Queued:
 
 
 @dataclass(frozen=True, slots=True)
-class PodState:
+class PodForecast:
     """The state of a pod at one moment.
 
     Attributes:
@@ -80,7 +80,7 @@ class Forecast:
     slot_s: float
 
 
-def state_of(pod: FleetPod, ranks: Mapping[str, int]) -> PodState:
+def state_of(pod: FleetPod, ranks: Mapping[str, int]) -> PodForecast:
     """Read a pod's state, as if its step in progress were done."""
     engine = pod.engine
     running, queued, cached = [], [], engine.cached_prefixes
@@ -103,7 +103,7 @@ def state_of(pod: FleetPod, ranks: Mapping[str, int]) -> PodState:
         queued_at(pod.flights[request.id].arrival, cached, engine.profile)
         for request in engine.waiting
     ]
-    return PodState(
+    return PodForecast(
         pod.free_at_s,
         engine.profile,
         engine.max_loras,
@@ -132,7 +132,7 @@ def shared_part(arrival: Arrival, profile: EngineProfile) -> PrefixKey | None:
     return EngineRequest.of(arrival, "").prefix_key(profile.block_tokens)
 
 
-def forecast(state: PodState, slo: Slo, *, now: float, extra: Queued | None = None) -> Forecast:
+def forecast(state: PodForecast, slo: Slo, *, now: float, extra: Queued | None = None) -> Forecast:
     """Simulate a pod until it is empty, with one more request at the end of its queue."""
     return _Run(state, slo, now, extra).finish()
 
@@ -158,7 +158,7 @@ class _Run:
         "_step",
     )
 
-    def __init__(self, state: PodState, slo: Slo, now: float, extra: Queued | None) -> None:
+    def __init__(self, state: PodForecast, slo: Slo, now: float, extra: Queued | None) -> None:
         self._state = state
         self._slo = slo
         self._now = max(now, state.free_at_s)

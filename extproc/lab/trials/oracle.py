@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 from extproc.lab.opponents.ties import least
 from extproc.lab.trials.forecast import (
     Forecast,
-    PodState,
+    PodForecast,
     Queued,
     forecast,
     queued_at,
@@ -42,7 +42,7 @@ from extproc.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
 
 if TYPE_CHECKING:
     from extproc.lab.fleet.fleet import Fleet
-    from extproc.lab.fleet.pod import FleetPod
+    from extproc.lab.fleet.virtualpod import FleetPod
     from extproc.lab.workload.requests import Arrival
 
 SLOT_PRICE = 4.0
@@ -71,7 +71,7 @@ class _Observation:
         before: Its forecast if nothing is sent there, once it was needed.
     """
 
-    state: PodState
+    state: PodForecast
     adapters: frozenset[str]
     registered: frozenset[str]
     version: tuple[int, ...]
@@ -263,7 +263,7 @@ def _starts_next(seen: _Observation, arrival: Arrival) -> bool:
     )
 
 
-def _opens_s(state: PodState, num_adapters: int) -> float:
+def _opens_s(state: PodForecast, num_adapters: int) -> float:
     """Return when the first adapter has no request left, if steps stay as long as the next."""
     if state.queued or num_adapters < state.max_loras:
         return state.free_at_s

@@ -16,7 +16,7 @@ from typing import Any
 from extproc.lab.fleet.fleet import Fleet
 from extproc.lab.fleet.settings import FleetSettings
 from extproc.lab.opponents import make_policy
-from extproc.lab.trials.bounds import (
+from extproc.lab.trials.bestcase import (
     count_belady,
     pooled_settings,
     pooled_slots,
@@ -26,9 +26,9 @@ from extproc.lab.trials.oracle import Oracle, attach_oracles
 from extproc.lab.trials.search import CapacitySearch
 from extproc.lab.trials.specs import ScenarioSpec, Suite
 from extproc.lab.trials.suites import make_trial_parts, slo_of
-from extproc.lab.workload.flights import FleetResult, Flight
 from extproc.lab.workload.judge import Slo, attainment_at_most, measure
 from extproc.lab.workload.requests import Workload
+from extproc.lab.workload.running import FleetResult, LabFlight
 from extproc.routing.policies import Policy, RandomChoice
 
 POOLED = "B0_pooled"
@@ -155,7 +155,7 @@ def _run(
         return _run_pooled(trial, settings, workload, seed), settings, workload
     at_most = _ceiling(slo_of(trial.suite), workload, settings)
 
-    def gives_up(flights: Iterable[Flight], now: float) -> bool:
+    def gives_up(flights: Iterable[LabFlight], now: float) -> bool:
         return at_most(flights, now) < HOPELESS
 
     fleet = Fleet(
@@ -183,7 +183,7 @@ def _run_pooled(
 
 def _ceiling(
     slo: Slo, workload: Workload, settings: FleetSettings
-) -> Callable[[Iterable[Flight], float], float]:
+) -> Callable[[Iterable[LabFlight], float], float]:
     """Return a function that bounds attainment by the requests so far and the time."""
     counted = sum(arrival.at_s >= settings.warm_up_s for arrival in workload.arrivals)
     return partial(

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from extproc.lab.workload.flights import FleetResult, Flight, FlightState, PodTotals
 from extproc.lab.workload.requests import NO_TENANTS, PLAIN, Arrival, Tenant
+from extproc.lab.workload.running import FleetResult, FlightState, LabFlight, PodTotals
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -301,10 +301,10 @@ def as_fleet_result(
     return FleetResult(flights, totals, warm_up_s, ended_s, tenants=tuple(tenants))
 
 
-def _flight(record: RequestRecord, overhead_s: float, tenant: Tenant) -> Flight:
+def _flight(record: RequestRecord, overhead_s: float, tenant: Tenant) -> LabFlight:
     sent_s, first_s, state = record.sent_s, record.first_token_s, _state(record)
     num_tokens = record.num_tokens or record.wanted_tokens
-    return Flight(
+    return LabFlight(
         str(record.index),
         Arrival(sent_s, record.adapter, record.prompt_tokens, num_tokens, record.tenant),
         router=0,

@@ -17,7 +17,7 @@ from math import ceil
 from statistics import fmean, median
 
 from extproc.lab.workload.exchange import RequestRecord
-from extproc.lab.workload.flights import FleetResult, Flight, FlightState
+from extproc.lab.workload.running import FleetResult, FlightState, LabFlight
 
 SLORA_TTFT_S = 6.0
 """S-LoRA's objective for the first token (S-LoRA, section 7, and `slora/utils/metric.py`)."""
@@ -43,13 +43,13 @@ class Slo:
     tpot_s: float = 0.05
     target: float = 0.99
 
-    def is_served_well(self, flight: Flight) -> bool:
+    def is_served_well(self, flight: LabFlight) -> bool:
         """Return whether a request met the objectives, or finished if it has none."""
         if flight.has_objectives:
             return self.is_met(flight)
         return flight.state is FlightState.FINISHED
 
-    def is_met(self, request: Flight | RequestRecord) -> bool:
+    def is_met(self, request: LabFlight | RequestRecord) -> bool:
         """Return whether a request met both objectives."""
         ttft_s, tpot_s = request.ttft_s, request.tpot_s
         return (
@@ -178,23 +178,23 @@ def measure(result: FleetResult, slo: Slo) -> Metrics:
     )
 
 
-def _attainment(flights: Sequence[Flight], slo: Slo) -> float:
+def _attainment(flights: Sequence[LabFlight], slo: Slo) -> float:
     return sum(map(slo.is_served_well, flights)) / max(1, len(flights))
 
 
-def _of_tenant(flights: Sequence[Flight], result: FleetResult, slo: Slo) -> TenantMetrics:
+def _of_tenant(flights: Sequence[LabFlight], result: FleetResult, slo: Slo) -> TenantMetrics:
     longest_s = max(_waits_s(flights, result), default=0.0)
     return TenantMetrics(len(flights), _attainment(flights, slo), longest_s)
 
 
-def _waits_s(flights: Iterable[Flight], result: FleetResult) -> Iterator[float]:
+def _waits_s(flights: Iterable[LabFlight], result: FleetResult) -> Iterator[float]:
     """Yield each request's time until its first token, or until its end without one."""
     for flight in flights:
         times_s = (flight.first_token_s, flight.ended_s, result.ended_s)
         yield next(t for t in times_s if t is not None) - flight.arrival.at_s
 
 
-def _part_served(flights: Sequence[Flight], until_s: float) -> float:
+def _part_served(flights: Sequence[LabFlight], until_s: float) -> float:
     asked = served = 0
     for flight in flights:
         tokens = flight.arrival.prompt_tokens + 2 * flight.arrival.output_tokens
@@ -205,7 +205,7 @@ def _part_served(flights: Sequence[Flight], until_s: float) -> float:
 
 
 def attainment_at_most(
-    flights: Iterable[Flight], now: float, *, slo: Slo, warm_up_s: float, num_counted: int
+    flights: Iterable[LabFlight], now: float, *, slo: Slo, warm_up_s: float, num_counted: int
 ) -> float:
     """Return the highest attainment still possible at `now`, of `num_counted` requests."""
     missed = sum(
@@ -215,7 +215,7 @@ def attainment_at_most(
     return 1 - missed / num_counted
 
 
-def _is_surely_missed(flight: Flight, now: float, slo: Slo) -> bool:
+def _is_surely_missed(flight: LabFlight, now: float, slo: Slo) -> bool:
     if flight.state is not FlightState.RUNNING:
         return not slo.is_served_well(flight)
     if not flight.has_objectives:
@@ -241,7 +241,7 @@ def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else 0.0
 
 
-def _max_over_mean(flights: Iterable[Flight], addresses: Iterable[str]) -> float:
+def _max_over_mean(flights: Iterable[LabFlight], addresses: Iterable[str]) -> float:
     loads_s = dict.fromkeys(addresses, 0.0)
     for flight in flights:
         if flight.dispatched_s is not None and flight.ended_s is not None:
@@ -250,12 +250,12 @@ def _max_over_mean(flights: Iterable[Flight], addresses: Iterable[str]) -> float
     return max(loads_s.values()) / mean_s if mean_s else 1.0
 
 
-def _groups(flights: Iterable[Flight]) -> list[list[Flight]]:
+def _groups(flights: Iterable[LabFlight]) -> list[list[LabFlight]]:
     """Return the requests of each adapter or tenant, rare ones together."""
-    by_name: defaultdict[str, list[Flight]] = defaultdict(list)
+    by_name: defaultdict[str, list[LabFlight]] = defaultdict(list)
     for flight in flights:
         by_name[flight.arrival.tenant or flight.arrival.adapter or ""].append(flight)
-    alone, rare = [], [list[Flight]()]
+    alone, rare = [], [list[LabFlight]()]
     for _, own in sorted(by_name.items(), key=lambda item: (len(item[1]), item[0])):
         if len(own) >= MIN_ADAPTER_REQUESTS:
             alone.append(own)

@@ -8,7 +8,13 @@ from functools import partial
 
 import pytest
 
-from extproc.adapters.declared import ITEMS_A_PLACE, Declaration, DeclarationError, Target, Terms
+from extproc.adapters.declared import (
+    ITEMS_A_PLACE,
+    AliasTarget,
+    Declaration,
+    DeclarationError,
+    Terms,
+)
 from extproc.adapters.stores.content import (
     Change,
     ConflictError,
@@ -53,7 +59,7 @@ async def test_every_field_is_kept(media: Opened) -> None:
         load="lazy",
         terms=Terms(frozenset({"acme", "b"}), 7),
     )
-    alias = declared("x", "", terms=Terms(priority=-1, targets=(Target("org/a", 0.5),)))
+    alias = declared("x", "", terms=Terms(priority=-1, targets=(AliasTarget("org/a", 0.5),)))
     store = await media.store()
     for each in (all_of_it, alias):
         await store.put(each)
@@ -305,7 +311,7 @@ async def test_there_is_a_limit_which_the_deleted_count_for(
 
 
 def alias(name: str, num_targets: int) -> Declaration:
-    targets = tuple(Target(f"model-{number}") for number in range(num_targets))
+    targets = tuple(AliasTarget(f"model-{number}") for number in range(num_targets))
     return declared(name, "", terms=Terms(targets=targets))
 
 

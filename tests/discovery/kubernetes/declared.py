@@ -6,7 +6,7 @@ import json
 from typing import Any, TypeVar
 
 from extproc.discovery.kubernetes.objects import POOL_GROUP, DeclaringObject, PoolRef, Query
-from extproc.discovery.kubernetes.store import Store
+from extproc.discovery.kubernetes.objectstore import ObjectStore
 
 T = TypeVar("T", bound=DeclaringObject)
 
@@ -26,6 +26,6 @@ def item(
 
 def listed(query: Query[T], *items: Any) -> list[T]:
     """The objects of a list."""
-    store = Store(query)
+    store = ObjectStore(query)
     store.read_page(json.dumps({"metadata": {}, "items": items}).encode(), is_first=True)
     return list(store.objects)

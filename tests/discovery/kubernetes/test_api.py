@@ -19,7 +19,7 @@ from aiohttp.test_utils import TestServer
 
 from extproc.discovery.kubernetes import api as kubernetes
 from extproc.discovery.kubernetes.api import KubernetesClient, MissingLibraryError
-from extproc.discovery.kubernetes.store import ApiError
+from extproc.discovery.kubernetes.objectstore import ApiError
 from extproc.files.tls import server_context
 from tests.pki import Pki
 

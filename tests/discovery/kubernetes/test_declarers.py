@@ -12,11 +12,11 @@ from extproc.discovery.kubernetes.declarers import (
     MAX_SPEC_BYTES,
     MAX_STATUS_BYTES,
     Declared,
-    Reading,
+    DeclaredObject,
     decode_spec,
 )
 from extproc.discovery.kubernetes.objects import LLMRoute, routes_query
-from extproc.discovery.kubernetes.store import Store
+from extproc.discovery.kubernetes.objectstore import ObjectStore
 from tests.discovery.kubernetes.apimodel import event, page
 from tests.discovery.kubernetes.declared import item, listed
 
@@ -41,7 +41,7 @@ class Counted:
             raise ValueError("it says no")
         return said, f"{said} ignored"
 
-    def read(self, *items: dict[str, Any]) -> list[Reading[str]]:
+    def read(self, *items: dict[str, Any]) -> list[DeclaredObject[str]]:
         return self.declared.read(listed(routes_query(keeper=self.declared), *items))
 
 
@@ -69,8 +69,8 @@ def test_what_is_wrong_with_one_object_is_its_own_problem() -> None:
     read = Counted().read(item("no", "bad", age=1, generation=4), item("x", "good"))
 
     assert read == [
-        Reading("llmroute n/bad", 4, problem="it says no", withheld="bad"),
-        Reading("llmroute n/good", 1, "x", ignored="x ignored"),
+        DeclaredObject("llmroute n/bad", 4, problem="it says no", withheld="bad"),
+        DeclaredObject("llmroute n/good", 1, "x", ignored="x ignored"),
     ]
 
 
@@ -123,7 +123,7 @@ class Kept:
 
     def __init__(self) -> None:
         self.declared = Counted().declared
-        self.store = Store(routes_query(keeper=self.declared))
+        self.store = ObjectStore(routes_query(keeper=self.declared))
 
     def take(self, *pages: tuple[dict[str, Any], ...]) -> Kept:
         for number, items in enumerate(pages):
@@ -227,7 +227,7 @@ def test_a_spec_that_was_not_kept_is_refused_until_the_next_list(
 
 
 def test_a_change_of_the_status_alone_is_no_news_and_known_all_the_same() -> None:
-    store = Store(QUERY)
+    store = ObjectStore(QUERY)
     store.read_page(b'{"metadata": {"resourceVersion": "1"}}', is_first=True)
 
     def is_news(spec: str, **metadata: Any) -> bool:

@@ -11,8 +11,8 @@ import pytest
 
 from extproc.discovery.kubernetes import kubewatch
 from extproc.discovery.kubernetes.kubewatch import ListWatch, WatchStats, WatchTimes
-from extproc.discovery.kubernetes.objects import Pod, pods_query
-from extproc.discovery.kubernetes.store import ApiError, error_of
+from extproc.discovery.kubernetes.objects import KubePod, pods_query
+from extproc.discovery.kubernetes.objectstore import ApiError, error_of
 from tests.discovery.kubernetes.apimodel import GONE, Api, bookmark
 
 CUT = ApiError("connection", "cut")
@@ -85,7 +85,7 @@ class Played:
         self.told: list[list[str]] = []
         self.stats = WatchStats()
 
-    def take(self, pods: Collection[Pod]) -> None:
+    def take(self, pods: Collection[KubePod]) -> None:
         self.told.append(sorted(pod.metadata.name for pod in pods))
 
 

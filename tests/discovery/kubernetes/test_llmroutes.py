@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 
 from extproc.adapters.declared import Declaration, LoadMode
-from extproc.discovery.kubernetes.declarers import Reading
+from extproc.discovery.kubernetes.declarers import DeclaredObject
 from extproc.discovery.kubernetes.llmroutes import NO_PARENTS, routes_of
 from extproc.discovery.kubernetes.objects import PoolRef, routes_query
 from extproc.routing.modelroutes import ModelRoute, Objective
@@ -43,7 +43,7 @@ def route(adapter: Any = None, **more: Any) -> dict[str, Any]:
     return {"backendRefs": [POOL], "adapter": {"name": "a", **(adapter or {})}, **more}
 
 
-def read(*items: Any, pools: frozenset[PoolRef] = POOLS) -> list[Reading[Offer]]:
+def read(*items: Any, pools: frozenset[PoolRef] = POOLS) -> list[DeclaredObject[Offer]]:
     declared = routes_of(pools, engine="vllm")
     return declared.read(listed(routes_query(keeper=declared), *items))
 

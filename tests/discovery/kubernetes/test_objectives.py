@@ -9,7 +9,7 @@ import pytest
 
 from extproc.discovery.kubernetes.endpoints import priorities, without_pool
 from extproc.discovery.kubernetes.objects import objectives_query
-from extproc.discovery.kubernetes.store import Store
+from extproc.discovery.kubernetes.objectstore import ObjectStore
 
 POOL = {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "pool"}
 
@@ -18,7 +18,7 @@ def found(
     pool_ref: dict[str, Any], more: dict[str, Any], *pools: str, **metadata: Any
 ) -> dict[str, int]:
     """The priorities of a list with one objective."""
-    store = Store(objectives_query())
+    store = ObjectStore(objectives_query())
     item = {"metadata": {"name": "o", **metadata}, "spec": {"poolRef": pool_ref, **more}}
     store.read_page(json.dumps({"metadata": {}, "items": [item]}).encode(), is_first=True)
     return priorities(store.objects, pools or ["pool"])
@@ -66,7 +66,7 @@ def test_an_objective_may_refer_to_several_pools() -> None:
 
 def test_one_that_refers_to_no_pool_is_named() -> None:
     def named(spec: dict[str, Any]) -> list[str]:
-        store = Store(objectives_query())
+        store = ObjectStore(objectives_query())
         page = {"metadata": {}, "items": [{"metadata": {"name": "o"}, "spec": spec}]}
         store.read_page(json.dumps(page).encode(), is_first=True)
         return without_pool(store.objects)

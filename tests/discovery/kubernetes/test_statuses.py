@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from extproc.discovery.kubernetes.declarers import Reading
+from extproc.discovery.kubernetes.declarers import DeclaredObject
 from extproc.discovery.kubernetes.objects import LLMRoute, routes_query
-from extproc.discovery.kubernetes.status import AdapterReport, Finding, Part, parts
+from extproc.discovery.kubernetes.objectstatus import AdapterReport, Finding, ManagedFields, parts
+from extproc.discovery.kubernetes.objectstore import ApiError, error_of
 from extproc.discovery.kubernetes.statuses import Statuses
-from extproc.discovery.kubernetes.store import ApiError, error_of
 from tests.discovery.kubernetes.declared import item, listed
 from tests.logs import warnings
 from tests.virtualtime import in_virtual_time
@@ -70,9 +70,9 @@ def origin(name: str) -> str:
     return f"llmroute n/{name}"
 
 
-def said(problem: str = "", generation: int = 1) -> tuple[Part, ...]:
+def said(problem: str = "", generation: int = 1) -> tuple[ManagedFields, ...]:
     declared = None if problem else "x"
-    return parts(Reading[Any]("", generation, declared, problem), Finding())
+    return parts(DeclaredObject[Any]("", generation, declared, problem), Finding())
 
 
 @in_virtual_time
@@ -128,7 +128,7 @@ async def test_each_field_manager_writes_its_own_part() -> None:
     written = Written()
     written.know(item({}, "a"))
     found = Finding(state=AdapterReport(True), knows_state=True)
-    written.statuses.want({origin("a"): parts(Reading[Any]("", 1, "x"), found)})
+    written.statuses.want({origin("a"): parts(DeclaredObject[Any]("", 1, "x"), found)})
     await written.after(5.0)
 
     assert [manager for _, manager, _ in written.api.applied] == ["extproc", "extproc-state"]
@@ -139,7 +139,9 @@ async def test_a_part_that_was_left_to_another_router_is_written_again() -> None
     """That one has said something else meanwhile, which no event tells."""
     written = Written()
     written.know(item({}, "a"))
-    leading = parts(Reading[Any]("", 1, "x"), Finding(state=AdapterReport(True), knows_state=True))
+    leading = parts(
+        DeclaredObject[Any]("", 1, "x"), Finding(state=AdapterReport(True), knows_state=True)
+    )
     for said_now in (leading, said(), leading):
         written.statuses.want({origin("a"): said_now})
         await written.after(5.0)

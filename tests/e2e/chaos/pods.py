@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
 from extproc.lab.engine.profiles import INSTANT
-from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
-from extproc.lab.fakepod.registry import Trouble
+from extproc.lab.fakepod.podserver import PodConfig, RunningPod, start_pod
+from extproc.lab.fakepod.registry import LoadFaults
 
 OWN = "own"
 """The adapter that one pod has by itself: nobody declares it, so nobody may unload it."""
@@ -70,7 +70,7 @@ class ChaosPod:
     def __init__(self, host: str, port: int, ledger: Ledger, *, has_own: bool) -> None:
         self.name = self.address = f"{host}:{port}"
         self._place = host, port
-        self._trouble = Trouble(load_s=LOAD_S, loading=self._loading)
+        self._trouble = LoadFaults(load_s=LOAD_S, loading=self._loading)
         self._ledger = ledger
         self._own = {OWN: f"/{OWN}"} if has_own else {}
         self._pod: RunningPod | None = None

@@ -20,7 +20,7 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from extproc.adapters.states import AdapterSettings
+from extproc.adapters.adapterstates import AdapterSettings
 from tests.e2e.chaos.kube import in_cluster
 from tests.e2e.chaos.pods import ChaosPod, Ledger
 from tests.e2e.chaos.scene import Chaos, ChaosRouter, running

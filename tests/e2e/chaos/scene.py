@@ -20,7 +20,7 @@ import aiohttp
 
 from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
 from extproc.stack.processes import START_TIMEOUT_S, ChildProcess, free_port
-from extproc.stack.stack import Envoy, Router
+from extproc.stack.stack import Envoy, ServeProcess
 from tests.e2e.chaos.pods import BASE, OWN, ChaosPod, Ledger
 from tests.e2e.chaos.stores import MIN_REPLICAS, Keeper, served_name, source_of
 from tests.e2e.fuzz.honest import OK, TIMEOUT, answer
@@ -34,7 +34,7 @@ _KNOWS_S = 3.0
 _numbers = count()
 
 
-class ChaosRouter(Router):
+class ChaosRouter(ServeProcess):
     """A router that has a lease of so many seconds; its key says to pods which process it is.
 
     Attributes:
@@ -55,7 +55,7 @@ class ChaosRouter(Router):
         self._key, self._lease_s = key, lease_s
 
     async def start(self, *, within_s: float = START_TIMEOUT_S) -> None:
-        """See `Router`."""
+        """See `ServeProcess`."""
         self._key.write_text(f"process-{next(_numbers)}")
         self.knows_s = inf
         await super().start(within_s=within_s)

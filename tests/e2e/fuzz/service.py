@@ -19,7 +19,7 @@ from dataclasses import asdict, replace
 from typing import Final
 
 from bench.report import describe, keep, parser
-from extproc.envoy.bootstrap import BootstrapOptions, Mode, RequestBody
+from extproc.envoy.bootstrap import BodyDelivery, BootstrapOptions, Mode
 from extproc.stack.processes import StackError
 from tests.e2e.fuzz.attack import Plan, choices
 from tests.e2e.fuzz.outcome import render
@@ -94,7 +94,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--blocks", type=int, default=3, help="pairs of quiet and attack")
     add("--seed", type=int, default=plain.seed)
     add("--mode", type=Mode, default=Mode.ORIGINAL_DST, choices=list(Mode))
-    add("--body", type=RequestBody, choices=list(RequestBody), help="how bodies come to the router")
+    add(
+        "--body",
+        type=BodyDelivery,
+        choices=list(BodyDelivery),
+        help="how bodies come to the router",
+    )
     add("--rate", type=float, default=plain.rate_per_s, help="attacks begun a second")
     add("--attackers", type=int, default=plain.max_at_once, help="at one time, at most")
     add("--mb-per-s", type=float, default=plain.bytes_per_s / 1e6, help="of all of them")

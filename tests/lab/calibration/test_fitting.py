@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from extproc.lab.calibration.samples import (
     SERIES,
-    Reading,
+    PageSample,
     Sample,
     errors_of,
     fit,
@@ -149,7 +149,7 @@ def test_pages_of_a_running_engine_give_its_costs_back() -> None:
     rng, now, number = Random(4), 0.0, 0
     samples: list[Sample] = []
     for concurrency in [1, 4, 16, 64] * 10:
-        previous: Reading | None = None
+        previous: PageSample | None = None
         max_prompt_tokens = rng.choice([50, 500, 3000])
         for _ in range(3):
             for _ in range(60):

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from extproc.lab.calibration.live import CalibrationError, LiveServer, Phase
 from extproc.lab.engine.profiles import INSTANT
-from extproc.lab.fakepod.pod import PodConfig, build_app
+from extproc.lab.fakepod.podserver import PodConfig, build_app
 from tests.virtualtime import in_virtual_time
 
 PROFILE = replace(INSTANT, step_s=0.01, disk_load_s=0.5, gpu_load_s=0.3, max_model_len=256)

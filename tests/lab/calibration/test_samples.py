@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from extproc.lab.calibration.samples import Reading, read_page, sample_over
+from extproc.lab.calibration.samples import PageSample, read_page, sample_over
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "vllm-0.32-metrics.txt"
 
@@ -29,12 +29,12 @@ def test_a_page_of_something_else_is_refused() -> None:
 @pytest.mark.parametrize(
     "second",
     [
-        Reading(2.0, 10, 100, 5, 500, 3, 1000),  # no step
-        Reading(2.0, 5, 100, 5, 500, 3, 1000),  # restarted
-        Reading(2.0, 20, 100, 5, 500, 0, 1000),  # idle
+        PageSample(2.0, 10, 100, 5, 500, 3, 1000),  # no step
+        PageSample(2.0, 5, 100, 5, 500, 3, 1000),  # restarted
+        PageSample(2.0, 20, 100, 5, 500, 0, 1000),  # idle
     ],
 )
-def test_readings_without_a_step_give_no_sample(second: Reading) -> None:
-    first = Reading(1.0, 10, 100, 5, 500, 3, 1000)
+def test_readings_without_a_step_give_no_sample(second: PageSample) -> None:
+    first = PageSample(1.0, 10, 100, 5, 500, 3, 1000)
 
     assert sample_over((first, second), num_adapters=0) is None

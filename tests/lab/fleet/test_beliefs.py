@@ -13,8 +13,8 @@ from extproc.costs import BYTES_PER_TOKEN, DEFAULT, Costs
 from extproc.lab.engine.profiles import H100_8B, EngineProfile
 from extproc.lab.fleet.fleet import Fleet
 from extproc.lab.fleet.settings import FleetSettings
-from extproc.lab.workload.flights import FlightState
 from extproc.lab.workload.requests import Arrival
+from extproc.lab.workload.running import FlightState
 from extproc.routing.policies import LeastHarm, LeastPending, Policy
 from tests.lab.lab import arrival, workload
 

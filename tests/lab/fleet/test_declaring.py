@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from extproc.lab.fleet.settings import Loading
-from extproc.lab.workload.flights import FlightState
+from extproc.lab.workload.running import FlightState
 from extproc.routing.policies import LeastPending
 from tests.lab.fleet.test_fleet import OneAtATime
 from tests.lab.lab import arrival, poisson, run, workload

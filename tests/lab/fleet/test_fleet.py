@@ -16,8 +16,6 @@ from extproc.lab.engine.engine import Engine
 from extproc.lab.engine.profiles import H100_8B
 from extproc.lab.engine.records import EngineRequest
 from extproc.lab.fleet.fleet import Fleet
-from extproc.lab.fleet.pod import FleetPod
-from extproc.lab.fleet.router import prefix_hashes
 from extproc.lab.fleet.settings import (
     AdapterRegistered,
     FleetEvent,
@@ -28,8 +26,10 @@ from extproc.lab.fleet.settings import (
     PodLoss,
     SlowPod,
 )
-from extproc.lab.workload.flights import Flight, FlightState
+from extproc.lab.fleet.virtualpod import FleetPod
+from extproc.lab.fleet.virtualrouter import prefix_hashes
 from extproc.lab.workload.requests import Workload
+from extproc.lab.workload.running import FlightState, LabFlight
 from extproc.reports.pace import MAX_S
 from extproc.routing.policies import Founding, LeastPending, RandomChoice, RoundRobin
 from extproc.types import Choice, RequestInfo, Snapshot, Wait
@@ -260,7 +260,7 @@ def test_every_pod_is_known_from_the_first_look_on() -> None:
 
 def test_adapters_show_on_the_page_from_their_first_token_to_the_step_before_their_last() -> None:
     pod = _pod()
-    pod.submit(Flight("0", arrival(0.0, "a", output_tokens=3), 0), 0.0)
+    pod.submit(LabFlight("0", arrival(0.0, "a", output_tokens=3), 0), 0.0)
     ends = _step_ends("a", 3)
 
     assert pod.report(0.001)[0].active_adapters == frozenset()
@@ -275,7 +275,7 @@ def test_adapters_show_on_the_page_from_their_first_token_to_the_step_before_the
 
 def test_a_response_of_one_token_never_appears_on_the_page() -> None:
     pod = _pod()
-    pod.submit(Flight("0", arrival(0.0, "a", output_tokens=1), 0), 0.0)
+    pod.submit(LabFlight("0", arrival(0.0, "a", output_tokens=1), 0), 0.0)
 
     assert pod.report(10.0)[0].adapter_log == ()
     assert pod.take_ended()[0].state is FlightState.FINISHED

@@ -12,9 +12,9 @@ import pytest
 from extproc.lab.engine.profiles import A100_8B
 from extproc.lab.fleet.fleet import Fleet
 from extproc.lab.fleet.settings import FleetSettings
-from extproc.lab.workload.flights import FlightState
 from extproc.lab.workload.requests import Workload
-from extproc.learned.concurrency import SPARE, Room
+from extproc.lab.workload.running import FlightState
+from extproc.learned.concurrency import SPARE, EndpointRoom
 from extproc.routing.policies import LeastHarm
 from tests.lab.lab import arrival, workload
 
@@ -116,8 +116,8 @@ def test_few_wait_in_an_engine_whatever_it_is_short_of(
         assert max(held.deferred) <= 1
 
         with monkeypatch.context() as patch:
-            patch.setattr(Room, "places", lambda *_args, **_more: (inf, 0))
-            patch.setattr(Room, "is_open", lambda *_args, **_more: True)
+            patch.setattr(EndpointRoom, "places", lambda *_args, **_more: (inf, 0))
+            patch.setattr(EndpointRoom, "is_open", lambda *_args, **_more: True)
             unheld = Watched(work, profile)
         num_held = max(num_held, *held.waiting)
         num_unheld = max(num_unheld, *unheld.waiting)

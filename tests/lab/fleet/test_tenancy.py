@@ -7,9 +7,9 @@ from typing import Any
 
 from extproc.lab.fleet.fleet import Fleet
 from extproc.lab.fleet.settings import FleetSettings
-from extproc.lab.workload.flights import FlightState
 from extproc.lab.workload.judge import Slo
 from extproc.lab.workload.requests import Tenant, Workload
+from extproc.lab.workload.running import FlightState
 from extproc.queue import QueueSettings
 from extproc.tenancy import NO_CLAIM, Claim
 from extproc.types import Choice, RequestInfo, Snapshot, Wait

@@ -9,9 +9,9 @@ from extproc.lab.loadtest.loads import Block
 from extproc.lab.loadtest.results import real_run
 from extproc.lab.loadtest.runs import BlockRun
 from extproc.lab.workload.exchange import RequestRecord
-from extproc.lab.workload.flights import PodTotals
 from extproc.lab.workload.judge import Slo
 from extproc.lab.workload.requests import Arrival, Workload
+from extproc.lab.workload.running import PodTotals
 
 SLO = Slo(ttft_s=0.5, tpot_s=0.05, target=0.9)
 TINY = """

@@ -8,8 +8,8 @@ from extproc.lab.loadtest.results import LoadResult, RunResult, real_run
 from extproc.lab.trials.specs import Suite
 from extproc.lab.trials.suites import parse_suite
 from extproc.lab.workload.exchange import RequestRecord
-from extproc.lab.workload.flights import PodTotals
 from extproc.lab.workload.judge import Slo
+from extproc.lab.workload.running import PodTotals
 
 SLO = Slo(ttft_s=0.5, tpot_s=0.05)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from extproc.lab.fakepod.pod import PodConfig, start_pod
+from extproc.lab.fakepod.podserver import PodConfig, start_pod
 from extproc.lab.loadtest import compare
 from extproc.lab.loadtest.compare import (
     Round,
@@ -25,7 +25,7 @@ from extproc.lab.loadtest.loads import Block
 from extproc.lab.loadtest.results import FIGURES, RunResult
 from extproc.lab.loadtest.runs import BlockRun
 from extproc.lab.loadtest.screen import line_of, print_comparison, ratio_words, remarks
-from extproc.lab.loadtest.targets import Target, TargetSpec
+from extproc.lab.loadtest.targets import RunningTarget, TargetSpec
 from extproc.lab.workload.intervals import Interval
 from tests.lab.loadtest.builders import block, run
 
@@ -194,11 +194,11 @@ class FakeFleet:
     @asynccontextmanager
     async def _running(
         self, specs: Sequence[TargetSpec], *_: object
-    ) -> AsyncIterator[list[Target]]:
+    ) -> AsyncIterator[list[RunningTarget]]:
         self.starts.append([spec.label for spec in specs])
-        yield [Target(spec, "http://nowhere") for spec in specs]
+        yield [RunningTarget(spec, "http://nowhere") for spec in specs]
 
-    async def _run(self, target: Target, block: Block, **_: object) -> BlockRun:
+    async def _run(self, target: RunningTarget, block: Block, **_: object) -> BlockRun:
         number = self.turns.count(target.label)
         self.turns.append(target.label)
         match self._outcome(target.label, number):

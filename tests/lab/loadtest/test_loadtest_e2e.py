@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from extproc.commands.loadtest import loadtest_app
-from extproc.lab.fakepod.pod import PodConfig, start_pod
+from extproc.lab.fakepod.podserver import PodConfig, start_pod
 from extproc.lab.loadtest.compare import Round, Watch, run_rounds
 from extproc.lab.loadtest.listing import TargetError
 from extproc.lab.loadtest.loads import Block, plan_suite, sliced

@@ -16,11 +16,11 @@ from aiohttp import web
 
 from extproc.files.tls import server_context
 from extproc.lab.engine.profiles import INSTANT
-from extproc.lab.fakepod.pod import PodConfig
+from extproc.lab.fakepod.podserver import PodConfig
 from extproc.lab.loadtest.replay import STOPPED, ReplaySettings, open_sender, replay
 from extproc.lab.workload.exchange import CHAT, RequestForm, RequestRecord
 from extproc.lab.workload.requests import Workload
-from extproc.wire.tls import make_certificate
+from extproc.wire.listenertls import make_certificate
 from tests.fakepods import running_pod
 from tests.lab.lab import arrival, poisson, workload
 from tests.waiting import eventually

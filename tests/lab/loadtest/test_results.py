@@ -22,8 +22,8 @@ from extproc.lab.loadtest.results import (
     save,
 )
 from extproc.lab.workload.exchange import RequestRecord
-from extproc.lab.workload.flights import PodTotals
 from extproc.lab.workload.judge import percentile
+from extproc.lab.workload.running import PodTotals
 from tests.lab.loadtest.builders import record
 from tests.lab.loadtest.loads import SLO, records, result, run, suite
 

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 import yaml
 
+from extproc.config.configfile import parse_config
 from extproc.config.configured import pool_settings
-from extproc.config.file import parse_config
 from extproc.costs import Costs
 from extproc.envoy.bootstrap import BootstrapOptions
-from extproc.lab.fakepod.pod import PodConfig, start_pod
+from extproc.lab.fakepod.podserver import PodConfig, start_pod
 from extproc.lab.fleet.settings import FleetSettings, PodKind
 from extproc.lab.loadtest.fleetfiles import (
     balancer_bootstrap,

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 import yaml
 
+from extproc.config.configfile import parse_config
 from extproc.config.configured import model_routes, queue_settings
-from extproc.config.file import parse_config
-from extproc.lab.fleet.router import claim_of
 from extproc.lab.fleet.settings import FleetSettings
+from extproc.lab.fleet.virtualrouter import claim_of
 from extproc.lab.loadtest.fleetfiles import claim_headers, router_config
 from extproc.lab.workload.judge import Slo
 from extproc.lab.workload.requests import PLAIN, Tenant

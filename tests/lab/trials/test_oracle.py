@@ -12,9 +12,9 @@ from extproc.lab.fleet.fleet import Fleet
 from extproc.lab.fleet.settings import FleetEvent, FleetSettings, PodKind, PodLoss
 from extproc.lab.opponents import opponent
 from extproc.lab.trials.oracle import Oracle, attach_oracles
-from extproc.lab.workload.flights import FleetResult, FlightState
 from extproc.lab.workload.judge import Slo, measure
 from extproc.lab.workload.requests import Workload
+from extproc.lab.workload.running import FleetResult, FlightState
 from extproc.types import Choice, RequestInfo, Snapshot, Wait
 from tests.lab.lab import arrival, poisson, workload
 

@@ -13,8 +13,8 @@ from extproc.commands.labrun import read_result, run
 from extproc.lab.fleet.settings import AdapterRegistered, PodJoin, PodLoss, SlowPod
 from extproc.lab.opponents import make_policy
 from extproc.lab.trials.oracle import Oracle
-from extproc.lab.trials.plan import plan
 from extproc.lab.trials.report import render
+from extproc.lab.trials.runplan import plan
 from extproc.lab.trials.specs import Suite
 from extproc.lab.trials.suites import (
     SCENARIOS_DIR,

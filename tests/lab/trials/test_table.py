@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from extproc.commands.lab import lab_app
 from extproc.lab.loadtest.results import LoadResult, save
 from extproc.lab.loadtest.runs import virtual_run
-from extproc.lab.trials.plan import with_alone
+from extproc.lab.trials.runplan import with_alone
 from extproc.lab.trials.suites import PlanError
 from extproc.lab.trials.summary import FIXED, FORMAT
 from extproc.lab.trials.table import places, ratios

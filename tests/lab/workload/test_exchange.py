@@ -16,7 +16,7 @@ from extproc.lab.fakepod.formats import (
     Api,
     ChatApi,
     CompletionApi,
-    Reply,
+    GeneratedReply,
     chat_tokens,
     prompt_tokens,
     stream_error,
@@ -34,9 +34,9 @@ from extproc.lab.workload.exchange import (
     prompt_text,
     save_records,
 )
-from extproc.lab.workload.flights import FlightState
 from extproc.lab.workload.judge import Slo, measure
 from extproc.lab.workload.requests import Tenant
+from extproc.lab.workload.running import FlightState
 from tests.lab.lab import arrival
 
 
@@ -105,7 +105,7 @@ def test_the_same_request_is_written_the_same_way_again() -> None:
 
 
 def stream(api: Api, num_tokens: int, *, has_usage: bool = True) -> list[bytes]:
-    reply = Reply("1", "pod-1", "a", 0, 10, num_tokens)
+    reply = GeneratedReply("1", "pod-1", "a", 0, 10, num_tokens)
     events = [api.token(reply, index) for index in range(num_tokens)]
     return [*events, api.end(reply, has_usage=has_usage)]
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from extproc.lab.workload.flights import FleetResult, Flight, FlightState, PodTotals
 from extproc.lab.workload.judge import (
     Slo,
     TenantMetrics,
@@ -15,15 +14,16 @@ from extproc.lab.workload.judge import (
     percentile,
     satisfaction,
 )
+from extproc.lab.workload.running import FleetResult, FlightState, LabFlight, PodTotals
 from tests.lab.lab import arrival
 
 
 def flight(
     at_s: float = 1.0, *, ttft_s: float | None = 0.1, tpot_s: float = 0.01, **fields: Any
-) -> Flight:
+) -> LabFlight:
     """A finished request with 11 tokens, or a shed one where there is no TTFT."""
     who = {"adapter": fields.pop("adapter", "a"), "tenant": fields.pop("tenant", "")}
-    made = Flight("0", arrival(at_s, output_tokens=11, **who), 0)
+    made = LabFlight("0", arrival(at_s, output_tokens=11, **who), 0)
     made.has_objectives = fields.pop("has_objectives", True)
     made.pod = fields.pop("pod", "p1")
     if ttft_s is None:
@@ -34,7 +34,9 @@ def flight(
     return made
 
 
-def result(*flights: Flight, pods: tuple[PodTotals, ...] = (), warm_up_s: float = 0) -> FleetResult:
+def result(
+    *flights: LabFlight, pods: tuple[PodTotals, ...] = (), warm_up_s: float = 0
+) -> FleetResult:
     totals = pods or (PodTotals("p1", 0, 0), PodTotals("p2", 0, 0))
     return FleetResult(flights, totals, warm_up_s, 100.0)
 
@@ -169,12 +171,12 @@ def test_what_can_still_be_attained_counts_every_sure_miss_after_the_warm_up_and
         flight(2.0, ttft_s=0.6),
         flight(2.0, tpot_s=0.06),
         flight(2.0, ttft_s=None),
-        Flight("waits", arrival(8.0), 0),
-        Flight("waits too long", arrival(7.0), 0),
+        LabFlight("waits", arrival(8.0), 0),
+        LabFlight("waits too long", arrival(7.0), 0),
     ]
-    late = Flight("late", arrival(3.0), 0)
+    late = LabFlight("late", arrival(3.0), 0)
     late.first_token_s = 4.0
-    early = Flight("early", arrival(3.0), 0)
+    early = LabFlight("early", arrival(3.0), 0)
     early.first_token_s = 3.1
 
     at_most = attainment_at_most(
@@ -186,7 +188,7 @@ def test_what_can_still_be_attained_counts_every_sure_miss_after_the_warm_up_and
 
 def test_a_request_without_objectives_is_served_well_once_it_finishes() -> None:
     slow = {"ttft_s": 30.0, "tpot_s": 1.0, "has_objectives": False}
-    waiting = Flight("waiting", arrival(1.0), 0, False)
+    waiting = LabFlight("waiting", arrival(1.0), 0, False)
     metrics = measure(
         result(flight(**slow), flight(ttft_s=None, has_objectives=False), waiting), Slo()
     )
@@ -214,7 +216,7 @@ def test_each_tenant_that_the_workload_names_is_judged_by_itself() -> None:
         tenants=("people", "batch", "nobody"),
     )
     metrics = measure(run, Slo())
-    held = Flight("held", arrival(40.0, tenant="batch"), 0)
+    held = LabFlight("held", arrival(40.0, tenant="batch"), 0)
     still = measure(FleetResult([held], run.pods, 0.0, 100.0, tenants=("batch",)), Slo())
 
     assert metrics.tenants["people"].attainment == 1.0

@@ -32,7 +32,13 @@ from locust.runners import (
     WorkerRunner,
 )
 
-from extproc.lab.loadtest.locust.plan import WATCH_S, Plan, Share, add_options, make_plan
+from extproc.lab.loadtest.locust.loadplan import (
+    WATCH_S,
+    LocustPlan,
+    PlanShare,
+    add_options,
+    make_plan,
+)
 from extproc.lab.loadtest.replay import MAX_MEDIAN_DELAY_S
 from extproc.lab.trials.suites import PlanError
 from extproc.lab.workload.exchange import RequestRecord, save_records
@@ -48,7 +54,7 @@ _WHOLE, _MET, _TTFT, _GAP, _DELAY = "POST", "served well", "TTFT", "inter-token"
 _log = logging.getLogger(__name__)
 
 
-class RequestError(Exception):
+class FailedRequest(Exception):
     """A failed request; the text is the kind of error."""
 
     def __repr__(self) -> str:
@@ -86,9 +92,9 @@ class LoadTest:
         self._clock = clock
         self._wall_clock = wall_clock
         self._environment: Environment
-        self._plan: Plan | None = None
+        self._plan: LocustPlan | None = None
         self._num_requests = 0
-        self._share: Share | None = None
+        self._share: PlanShare | None = None
         self._begun_s = 0.0
         self._done: set[str] = set()
         self._records: list[RequestRecord] = []
@@ -117,7 +123,7 @@ class LoadTest:
         if self._share is None or not self._share.left:
             raise StopUser
 
-    def _log(self, plan: Plan, record: RequestRecord) -> None:
+    def _log(self, plan: LocustPlan, record: RequestRecord) -> None:
         """Log a request that ended: as a whole, its delay, its first token and each gap after it.
 
         The whole goes through locust's `request` event, so that its plugins see it. The parts are
@@ -130,7 +136,7 @@ class LoadTest:
             name=path,
             response_time=(record.ended_s - record.sent_s) * 1000,
             response_length=record.num_tokens,
-            exception=RequestError(record.error) if record.error else None,
+            exception=FailedRequest(record.error) if record.error else None,
             context={},
         )
         times_s = [(_DELAY, record.delay_s), *((_GAP, gap_s) for gap_s in record.gaps_s)]
@@ -170,17 +176,17 @@ class LoadTest:
         runner, options = self._runner, self._options
         self._records.clear()
         self._done.clear()
-        plan: Plan | None = None
+        plan: LocustPlan | None = None
         try:
             if not isinstance(runner, WorkerRunner):
                 self._environment.process_exit_code = None
                 options.extproc_plan = None
                 self._plan = self._planned(runner)
                 options.extproc_plan = msgspec.to_builtins(self._plan)
-            plan = msgspec.convert(options.extproc_plan, type=Plan | None)
+            plan = msgspec.convert(options.extproc_plan, type=LocustPlan | None)
             if plan and _id(runner) in plan.workers:  # else it joined after the work was divided
                 begun_s = self._clock() + plan.starts_at_s - self._wall_clock()
-                self._share = Share(plan, plan.workers.index(_id(runner)), self._clock, begun_s)
+                self._share = PlanShare(plan, plan.workers.index(_id(runner)), self._clock, begun_s)
         except Exception as error:  # locust would only log it; without a share users end at once
             if not isinstance(error, PlanError):
                 _log.exception("the test cannot begin")
@@ -250,7 +256,7 @@ class LoadTest:
 
     # --- begin and end of a test --------------------------------------------------------------
 
-    def _planned(self, runner: Runner) -> Plan:
+    def _planned(self, runner: Runner) -> LocustPlan:
         begun_s, workers = self._clock(), _senders(runner)
         plan = make_plan(self._options, self._environment.host or "", workers=workers)
         if runner.target_user_count < len(workers):

@@ -7,7 +7,7 @@ import asyncio
 import gevent
 import pytest
 
-from extproc.lab.loadtest.locust.plan import LoopThread
+from extproc.lab.loadtest.locust.loadplan import LoopThread
 
 
 def test_a_greenlet_gets_what_the_coroutine_returns_or_raises() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from extproc.lab.engine.profiles import H100_8B, INSTANT
-from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
+from extproc.lab.fakepod.podserver import PodConfig, RunningPod, start_pod
 from extproc.lab.workload.exchange import RequestRecord, load_records
 from tests.e2e.harness import free_port
 from tests.lab.loadtest.loads import SLO

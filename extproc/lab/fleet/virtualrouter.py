@@ -11,17 +11,17 @@ from hashlib import blake2b
 from extproc.lab.engine.activity import NEVER_S
 from extproc.lab.fleet.agenda import Agenda
 from extproc.lab.fleet.settings import FleetSettings
-from extproc.lab.fleet.telling import FleetTelling
-from extproc.lab.workload.flights import Flight, FlightState
+from extproc.lab.fleet.virtuallinks import FleetTelling
 from extproc.lab.workload.judge import Slo
 from extproc.lab.workload.requests import Arrival, Tenant
+from extproc.lab.workload.running import FlightState, LabFlight
 from extproc.learned.evidence import Evidence
 from extproc.learned.prefixes import MARKS_BYTES
 from extproc.pods.accounting import Accounting, Completion
 from extproc.pods.peerpicks import pick_ids
 from extproc.pods.pool import Pool, PoolSettings
 from extproc.queue import HoldQueue
-from extproc.reports.pace import Pace, Rest
+from extproc.reports.pace import Rest, ScrapePace
 from extproc.routing.admission import AdmissionSettings
 from extproc.routing.catalog import Catalog
 from extproc.routing.picker import Picker
@@ -90,14 +90,14 @@ class FleetRouter:
         self.router = Router(self.pool, picker, queue, catalog, settings.max_hold_s)
         self.accounting = Accounting(self.pool, router_id)
         self.accounting.record_access_logs(1)
-        self.pace = Pace(
+        self.pace = ScrapePace(
             settings.scrape_interval_s, expiry_s, models_interval_s=settings.models_interval_s
         )
         self.rest_rng = random.Random(f"rests/{router_id}")
         self.num_pages = 0
         self.known: set[str] = set()
         self.seen_s: dict[str, float] = {}  # when the page of each pod that it saw last was made
-        self.ended: list[Flight] = []
+        self.ended: list[LabFlight] = []
         self._offers_at_s = NEVER_S  # when room is offered next to those held
 
     def _offer_at(self, at_s: float) -> None:
@@ -133,7 +133,7 @@ class FleetRouter:
             self.accounting.complete(_completion(flight, now), now=now)
 
 
-def _completion(flight: Flight, now: float) -> Completion:
+def _completion(flight: LabFlight, now: float) -> Completion:
     """Return the entry of Envoy's access log about a request that was sent to a pod."""
     arrived_s, first_token_s, ended_s = flight.arrival.at_s, flight.first_token_s, flight.ended_s
     assert ended_s is not None
@@ -157,7 +157,7 @@ def _completion(flight: Flight, now: float) -> Completion:
     )
 
 
-def _verdict(flight: Flight) -> Evidence:
+def _verdict(flight: LabFlight) -> Evidence:
     """Return what Envoy's entry says of the pod: it resets what had no byte of a response yet."""
     if flight.state is FlightState.FINISHED:
         return Evidence.SERVED

@@ -105,7 +105,7 @@ class LoopThread:
         return tasks[0].result()
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class LocustPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One test; fields have the names of the options, in plain values.
 
     Attributes:
@@ -214,7 +214,7 @@ def add_options(parser: LocustArgumentParser) -> None:
     add("--fail-on-lag", action="store_true", help="exit 3 if the generator lagged")
 
 
-def make_plan(options: Namespace, url: str, *, workers: Sequence[str]) -> Plan:
+def make_plan(options: Namespace, url: str, *, workers: Sequence[str]) -> LocustPlan:
     """Return the plan of a test that has not begun; `starts_at_s` is 0.
 
     Raises:
@@ -222,7 +222,7 @@ def make_plan(options: Namespace, url: str, *, workers: Sequence[str]) -> Plan:
     """
     given: dict[str, Any] = {**vars(options), "workers": workers}
     try:
-        plan = msgspec.convert({**given, "url": base_url(url)}, type=Plan)
+        plan = msgspec.convert({**given, "url": base_url(url)}, type=LocustPlan)
     except TargetError as error:
         raise PlanError(f"--host: {error}") from error
     except msgspec.ValidationError as error:
@@ -239,14 +239,16 @@ def make_plan(options: Namespace, url: str, *, workers: Sequence[str]) -> Plan:
     return msgspec.structs.replace(plan, base_model=base, listed=listed)
 
 
-class Share:
+class PlanShare:
     """A process's share of a test, which begins at the clock's `begun_s`.
 
     Attributes:
         left: Requests that no user has taken, with their places in the workload.
     """
 
-    def __init__(self, plan: Plan, place: int, clock: Callable[[], float], begun_s: float) -> None:
+    def __init__(
+        self, plan: LocustPlan, place: int, clock: Callable[[], float], begun_s: float
+    ) -> None:
         self.plan = plan
         self.left = deque(plan.share(plan.make_workload(), place))
         self._rng = Random(f"think/{plan.seed}/{place}")

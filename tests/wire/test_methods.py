@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from extproc.wire import Counters, Limits, frames
 from extproc.wire.headers import HeaderReader, StickyCache, split_stateless
 from extproc.wire.limits import ConnectionFault, ErrorCode
-from extproc.wire.requests import Field, Request
+from extproc.wire.methods import Field, Request
 from tests.wire.peer import REQUEST, Peer, first_block, literals, message, raw, request
 
 

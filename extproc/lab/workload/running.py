@@ -23,7 +23,7 @@ class FlightState(StrEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class LabFlight:
     """A request with the times of its events, in virtual seconds.
 
     Attributes:
@@ -105,7 +105,7 @@ class FleetResult:
         tenants: Those who are judged by themselves as well.
     """
 
-    flights: Sequence[Flight]
+    flights: Sequence[LabFlight]
     pods: Sequence[PodTotals]
     warm_up_s: float
     ended_s: float
@@ -113,7 +113,7 @@ class FleetResult:
     tenants: Sequence[str] = ()
 
     @property
-    def counted(self) -> list[Flight]:
+    def counted(self) -> list[LabFlight]:
         """The requests after the warm-up."""
         return [flight for flight in self.flights if flight.arrival.at_s >= self.warm_up_s]
 

@@ -17,14 +17,14 @@ import uvloop
 from aiohttp import web
 
 from extproc.address import Address
-from extproc.lab.fakepod.apierrors import ApiError, engine_dead
+from extproc.lab.fakepod.apierrors import ErrorResponse, engine_dead
 from extproc.lab.fakepod.config import PodConfig
-from extproc.lab.fakepod.handlers import Pod
+from extproc.lab.fakepod.handlers import PodHandlers
 from extproc.lab.fakepod.runner import EngineDeadError
 
 __all__ = ["PodConfig", "RunningPod", "build_app", "run_pods", "start_pod"]
 
-POD: web.AppKey[Pod] = web.AppKey("pod", Pod)
+POD: web.AppKey[PodHandlers] = web.AppKey("pod", PodHandlers)
 
 # A pod is at the edge of the system, also inside a test: it has its own clock.
 _WALL: Callable[[], float] = time.time  # noqa: TID251
@@ -57,7 +57,7 @@ def build_app(
         ValueError: vLLM would not start with this configuration.
         ApiError: An adapter that it starts with cannot be loaded.
     """
-    pod = Pod(config, clock=clock or asyncio.get_running_loop().time, wall=wall)
+    pod = PodHandlers(config, clock=clock or asyncio.get_running_loop().time, wall=wall)
     app = web.Application(middlewares=[_middleware], client_max_size=_MAX_BODY_BYTES)
     app[POD] = pod
     app.add_routes(pod.routes())
@@ -95,7 +95,7 @@ async def _middleware(request: web.Request, handler: Handler) -> web.StreamRespo
             return web.json_response({"error": "Unauthorized"}, status=401)
     try:
         return await handler(request)
-    except ApiError as error:
+    except ErrorResponse as error:
         return web.json_response(error.openai(), status=error.status)
     except EngineDeadError:
         return web.json_response(engine_dead().openai(), status=500)
@@ -124,7 +124,7 @@ class RunningPod:
 
     name: str
     address: str
-    pod: Pod
+    pod: PodHandlers
     _runner: web.AppRunner
 
     @property

@@ -13,8 +13,7 @@ from aiohttp import web
 
 from extproc.bounds import MAX_TOKENS, MAX_WALL_S
 from extproc.openai import models_body
-from extproc.reports.loops import READING_SHARE, LoopSettings
-from extproc.reports.models import (
+from extproc.reports.listings import (
     MAX_BODY_BYTES,
     MAX_MODELS,
     MAX_TEXT_CHARS,
@@ -23,7 +22,8 @@ from extproc.reports.models import (
     decode_models,
     fetch_list,
 )
-from extproc.reports.pace import Pace, Rest
+from extproc.reports.loops import READING_SHARE, LoopSettings
+from extproc.reports.pace import Rest, ScrapePace
 from extproc.reports.podclient import PodClient
 from extproc.reports.podhttp import TooLargeError
 from extproc.types import Endpoint, ModelCard
@@ -171,7 +171,7 @@ class Listener:
     def poller(self, interval_s: float) -> ModelsPoller:
         return ModelsPoller(
             LoopSettings(interval_s, 5.0, 0.01, {"Authorization": "Bearer key"}),
-            Pace(1.0, 2.0, models_interval_s=interval_s),
+            ScrapePace(1.0, 2.0, models_interval_s=interval_s),
             on_models=lambda *told: self.told.put_nowait(told),
             on_failure=lambda *told: self.told.put_nowait(told),
             clock=lambda: 42.0,
@@ -269,7 +269,7 @@ async def test_a_server_whose_list_is_dear_to_read_is_visited_less_often() -> No
     seconds = itertools.count()
     poller = ModelsPoller(
         LoopSettings(1.0, 5.0, 5.0),
-        Pace(1.0, 2.0),
+        ScrapePace(1.0, 2.0),
         on_models=lambda *_told: None,
         on_failure=lambda *_told: None,
         clock=lambda: 0.0,
@@ -284,7 +284,7 @@ async def test_a_server_whose_list_is_dear_to_read_is_visited_less_often() -> No
 
 
 async def test_beyond_the_budget_of_all_questions_models_are_asked_for_less_often() -> None:
-    pace = Pace(1.0, 2.0, budget=1e-6, models_interval_s=0.5)
+    pace = ScrapePace(1.0, 2.0, budget=1e-6, models_interval_s=0.5)
     poller = ModelsPoller(
         LoopSettings(0.5, 5.0, 5.0),
         pace,

@@ -26,7 +26,7 @@ from extproc.reports.loops import (
     read_long,
     rest_after,
 )
-from extproc.reports.pace import Pace
+from extproc.reports.pace import ScrapePace
 from extproc.reports.podclient import PodClient
 from extproc.reports.podhttp import base_url, describe_status
 from extproc.types import Endpoint, ModelCard
@@ -140,7 +140,7 @@ class ModelsPoller(EndpointLoops):
     def __init__(
         self,
         settings: LoopSettings,
-        pace: Pace,
+        pace: ScrapePace,
         *,
         on_models: OnModels,
         on_failure: OnFailure,

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from extproc.discovery.kubernetes.declarers import Reading
+from extproc.discovery.kubernetes.declarers import DeclaredObject
 from extproc.discovery.kubernetes.objects import LLMRoute, routes_query
-from extproc.discovery.kubernetes.status import (
+from extproc.discovery.kubernetes.objectstatus import (
     MAX_MESSAGE_CHARS,
     MAX_VERSIONS,
     STATE,
     VERDICT,
     AdapterReport,
     Finding,
-    Part,
+    ManagedFields,
     VersionReport,
     parts,
     patch,
@@ -24,7 +24,7 @@ from extproc.discovery.kubernetes.status import (
 from extproc.routing.precedence import Loss
 from tests.discovery.kubernetes.declared import item, listed
 
-READING = Reading[Any]("llmroute n/it", 3, declared="x")
+READING = DeclaredObject[Any]("llmroute n/it", 3, declared="x")
 PARTLY, WHOLLY = Loss(is_whole=False, why="in part"), Loss(is_whole=True, why="wholly")
 PENDING = {
     "lastTransitionTime": "1970-01-01T00:00:00Z",
@@ -39,7 +39,7 @@ READY = AdapterReport(
 )
 
 
-def said(part: Part) -> dict[str, tuple[str, str, str]]:
+def said(part: ManagedFields) -> dict[str, tuple[str, str, str]]:
     assert {each.observed_generation for each in part.conditions} <= {3}
     return {each.type: (each.status, each.reason, each.message) for each in part.conditions}
 
@@ -49,11 +49,11 @@ def source(status: Any = None) -> LLMRoute:
     return made
 
 
-def state_of(found: AdapterReport | None) -> Part:
+def state_of(found: AdapterReport | None) -> ManagedFields:
     return parts(READING, Finding(state=found, knows_state=True))[1]
 
 
-def after(status: Mapping[str, Any] | None, *parts: Part) -> LLMRoute:
+def after(status: Mapping[str, Any] | None, *parts: ManagedFields) -> LLMRoute:
     """The object once these parts have been written to it."""
     conditions: dict[str, Any] = {}
     versions: list[Any] = []
@@ -82,18 +82,22 @@ def after(status: Mapping[str, Any] | None, *parts: Part) -> LLMRoute:
             },
         ),
         (
-            Reading[Any]("o", 3, declared="x", ignored="a field"),
+            DeclaredObject[Any]("o", 3, declared="x", ignored="a field"),
             PARTLY,
             {
                 "Accepted": ("True", "Accepted", ""),
                 "PartiallyIgnored": ("True", "NoEffect", "in part; a field"),
             },
         ),
-        (Reading[Any]("o", 3, problem="bad"), None, {"Accepted": ("False", "Invalid", "bad")}),
+        (
+            DeclaredObject[Any]("o", 3, problem="bad"),
+            None,
+            {"Accepted": ("False", "Invalid", "bad")},
+        ),
     ],
 )
 def test_a_verdict_says_whether_an_object_counts_and_what_of_it_does_not(
-    reading: Reading[Any], loss: Loss | None, expected: dict[str, Any]
+    reading: DeclaredObject[Any], loss: Loss | None, expected: dict[str, Any]
 ) -> None:
     (part,) = parts(reading, Finding(loss))
 
@@ -142,7 +146,7 @@ def test_of_very_many_versions_those_that_pods_have_are_said_in_the_order_of_the
 
 
 def test_a_very_long_message_is_cut() -> None:
-    (part,) = parts(Reading("o", 3, problem="x" * 100_000), Finding())
+    (part,) = parts(DeclaredObject("o", 3, problem="x" * 100_000), Finding())
 
     assert len(part.conditions[0].message) == MAX_MESSAGE_CHARS
 
@@ -187,8 +191,8 @@ def test_what_is_there_already_is_not_written_again() -> None:
 def test_a_time_is_that_of_the_last_change_of_the_status() -> None:
     (accepted,) = parts(READING, Finding())
     written = after(None, accepted)
-    (newer,) = parts(Reading[Any]("o", 4, declared="y"), Finding())
-    (refused,) = parts(Reading[Any]("o", 4, problem="bad"), Finding())
+    (newer,) = parts(DeclaredObject[Any]("o", 4, declared="y"), Finding())
+    (refused,) = parts(DeclaredObject[Any]("o", 4, problem="bad"), Finding())
     same, other = patch(written, newer, wall_time="T2"), patch(written, refused, wall_time="T2")
 
     assert same is not None

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from extproc.commands.lab import lab_app
-from extproc.lab.trials.plan import places_of, plan_fixed, with_only
+from extproc.lab.trials.runplan import places_of, plan_fixed, with_only
 from extproc.lab.trials.specs import Suite
 from extproc.lab.trials.trials import Trial, run_trial
 from tests.lab.trials.test_suites import VARIANT, suite_text, tiny

@@ -13,9 +13,9 @@ from extproc.lab.engine.caches import AdapterCache
 from extproc.lab.engine.engine import Engine
 from extproc.lab.engine.profiles import H100_8B
 from extproc.lab.fleet.fleet import Fleet
-from extproc.lab.fleet.pod import FleetPod
 from extproc.lab.fleet.settings import FleetSettings, PodKind
-from extproc.lab.trials.bounds import (
+from extproc.lab.fleet.virtualpod import FleetPod
+from extproc.lab.trials.bestcase import (
     belady_loads,
     count_belady,
     pooled_settings,
@@ -24,8 +24,8 @@ from extproc.lab.trials.bounds import (
 )
 from extproc.lab.trials.forecast import Queued, forecast, state_of
 from extproc.lab.trials.oracle import Oracle, attach_oracles
-from extproc.lab.workload.flights import FleetResult, Flight
 from extproc.lab.workload.judge import Slo, measure
+from extproc.lab.workload.running import FleetResult, LabFlight
 from extproc.routing.policies import Founding, LeastPending, RandomChoice
 from tests.lab.lab import arrival, poisson, run, workload
 
@@ -155,7 +155,7 @@ def test_the_forecast_is_near_to_what_the_engine_then_does(seed: int, num: int, 
             prompt_tokens=rng.randint(5, 400),
             output_tokens=rng.randint(1, 200),
         )
-        pod.submit(Flight(str(number), made, 0), 0.0)
+        pod.submit(LabFlight(str(number), made, 0), 0.0)
     expected = forecast(state_of(pod, dict.fromkeys("abcdef", 16)), SLO, now=0.0)
     pod.catch_up(10_000.0)
     ends = [flight.ended_s for flight in pod.take_ended()]
@@ -167,7 +167,7 @@ def test_the_forecast_is_near_to_what_the_engine_then_does(seed: int, num: int, 
 def test_a_forecast_in_the_middle_continues_from_there() -> None:
     engine = Engine(H100_8B, max_loras=8, ranks={"a": 16})
     pod = FleetPod("p", engine, base_model="base", adapters="a", now=0.0)
-    pod.submit(Flight("0", arrival(0.0, output_tokens=100), 0), 0.0)
+    pod.submit(LabFlight("0", arrival(0.0, output_tokens=100), 0), 0.0)
     pod.catch_up(0.6)
     state = state_of(pod, {"a": 16})
     alone = forecast(state, SLO, now=0.6)
@@ -182,7 +182,7 @@ def test_a_forecast_in_the_middle_continues_from_there() -> None:
 def test_a_forecast_sees_misses_of_the_new_request_and_of_those_it_delays() -> None:
     engine = Engine(H100_8B, max_loras=1, ranks={"a": 16, "b": 16})
     pod = FleetPod("p", engine, base_model="base", adapters="ab", now=0.0)
-    pod.submit(Flight("0", arrival(0.0, "a", output_tokens=400), 0), 0.0)
+    pod.submit(LabFlight("0", arrival(0.0, "a", output_tokens=400), 0), 0.0)
     pod.catch_up(0.3)
     state = state_of(pod, {"a": 16, "b": 16})
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 from rich.console import Console
 
-from extproc.commands.demo.fleet import fake_pods, start
+from extproc.commands.demo.demofleet import fake_pods, start
 from extproc.stack.processes import StackError
 from extproc.stack.stack import Stack
 

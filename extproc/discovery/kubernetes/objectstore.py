@@ -74,7 +74,7 @@ _statuses = msgspec.json.Decoder(_Status)
 _bookmarks = msgspec.json.Decoder(KubeObject)
 
 
-class Store(Generic[T]):
+class ObjectStore(Generic[T]):
     """Objects of one query, by namespace and name.
 
     Attributes:

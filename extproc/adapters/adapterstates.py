@@ -54,7 +54,7 @@ class AdapterSettings(Struct, frozen=True):
     needs_effect: bool = False
 
 
-class Kind(StrEnum):
+class CallKind(StrEnum):
     """The calls to a pod."""
 
     LOAD = "load"
@@ -71,7 +71,7 @@ class Action(Struct, frozen=True):
         timeout_s: After which the call is given up.
     """
 
-    kind: Kind
+    kind: CallKind
     address: str
     name: str
     path: str = ""
@@ -123,7 +123,7 @@ class Result(Struct, frozen=True):
     is_of_pod: bool = False
 
 
-class State(StrEnum):
+class AdapterState(StrEnum):
     """How a declared adapter is."""
 
     READY = "ready"  # a pod holds it, in this version or in the one before
@@ -170,7 +170,7 @@ class AdapterStatus(Struct, frozen=True):
     """
 
     name: str
-    state: State
+    state: AdapterState
     reason: Failure | None
     message: str
     versions: tuple[VersionStatus, ...]
@@ -178,7 +178,7 @@ class AdapterStatus(Struct, frozen=True):
     @property
     def is_refused(self) -> bool:
         """No pod can load it, for a reason that will not pass by itself."""
-        return self.state is State.FAILED and self.reason not in PASSING
+        return self.state is AdapterState.FAILED and self.reason not in PASSING
 
 
 class Counts(Struct, frozen=True):
@@ -189,5 +189,5 @@ class Counts(Struct, frozen=True):
         failures: Adapters by address and reason.
     """
 
-    by_state: Mapping[State, int]
+    by_state: Mapping[AdapterState, int]
     failures: Mapping[tuple[str, Failure], int]

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from extproc.lab.engine.engine import Engine
 from extproc.lab.engine.profiles import A100_8B
-from extproc.lab.fleet.pod import FleetPod
-from extproc.lab.workload.flights import Flight
+from extproc.lab.fleet.virtualpod import FleetPod
 from extproc.lab.workload.requests import Arrival
+from extproc.lab.workload.running import LabFlight
 
 ADAPTERS = ("a", "b", "c")
 
@@ -35,7 +35,7 @@ def test_looking_shows_what_catching_up_shows(
     events: list[tuple[str, float, str | None, int, int]],
 ) -> None:
     looked_at, caught_up = pods = (_pod(), _pod())
-    sent: list[tuple[Flight, Flight]] = []
+    sent: list[tuple[LabFlight, LabFlight]] = []
     now = 0.0
     for number, (kind, wait_s, adapter, prompt, output) in enumerate(events):
         now += wait_s
@@ -43,7 +43,7 @@ def test_looking_shows_what_catching_up_shows(
         looked_at.look(now)
         if kind == "submit":
             arrival = Arrival(now, adapter, prompt, output)
-            sent.append((Flight(str(number), arrival, 0), Flight(str(number), arrival, 0)))
+            sent.append((LabFlight(str(number), arrival, 0), LabFlight(str(number), arrival, 0)))
             for pod, flight in zip(pods, sent[-1], strict=True):
                 pod.submit(flight, now)
         elif kind == "abort" and sent:
@@ -70,7 +70,7 @@ def test_looking_shows_what_catching_up_shows(
 
 def test_steps_without_results_are_left_for_later() -> None:
     pod = _pod()
-    pod.submit(Flight("1", Arrival(0.0, "a", 100, 50), 0), 0.0)
+    pod.submit(LabFlight("1", Arrival(0.0, "a", 100, 50), 0), 0.0)
     pod.catch_up(0.3)
     num_steps = pod.engine.counters.num_steps
     pod.look(0.35)
@@ -84,7 +84,7 @@ def test_steps_without_results_are_left_for_later() -> None:
 
 def test_steps_that_began_before_a_pod_became_slow_cost_what_they_did() -> None:
     """Nobody has looked at one of the pods since its request came."""
-    flights = [Flight("1", Arrival(0.0, "a", 100, 50), 0) for _ in range(2)]
+    flights = [LabFlight("1", Arrival(0.0, "a", 100, 50), 0) for _ in range(2)]
     unseen, caught_up = pods = (_pod(), _pod())
     for pod, flight in zip(pods, flights, strict=True):
         pod.submit(flight, 0.0)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from extproc.bounds import MAX_ENDPOINTS, plain, whole
 from extproc.gen import peers_pb2
-from extproc.peers.adapterpeers import AdapterUpdate, Trouble
+from extproc.peers.adapterpeers import AdapterUpdate, LoadTrouble
 from extproc.pods.picksums import (
     MAX_ADAPTER_CHARS,
     MAX_CHANGES,
@@ -137,7 +137,7 @@ def encode_adapters(update: AdapterUpdate) -> bytes:
 def decode_adapters(told: peers_pb2.Adapters) -> AdapterUpdate:
     """Return what a message tells of adapters, as far as it is within the bounds."""
     failed = (
-        Trouble(each.name, each.reason[:MAX_REASON_CHARS], each.message[:MAX_REASON_CHARS])
+        LoadTrouble(each.name, each.reason[:MAX_REASON_CHARS], each.message[:MAX_REASON_CHARS])
         for each in islice(told.failed, MAX_TOLD)
     )
     leaving = ((each.address, each.name) for each in islice(told.leaving, MAX_TOLD))

@@ -13,7 +13,7 @@ from extproc.lab.engine.activity import NEVER_S
 from extproc.lab.engine.engine import Engine
 from extproc.lab.engine.records import EngineCounters, EngineRequest, Timeline
 from extproc.lab.fleet.settings import FleetSettings
-from extproc.lab.workload.flights import Flight, FlightState, PodTotals
+from extproc.lab.workload.running import FlightState, LabFlight, PodTotals
 from extproc.types import LoadReport, ModelCard
 
 WALL_AT_START_S = 1_700_000_000.0
@@ -42,14 +42,14 @@ class FleetPod:
         self.models = [ModelCard(base_model)]
         self.models += [ModelCard(name, parent=base_model) for name in adapters]
         self.registered = {card.id for card in self.models}
-        self.flights: dict[str, Flight] = {}
+        self.flights: dict[str, LabFlight] = {}
         self._profile = engine.profile
         self._started_wall_s = WALL_AT_START_S + now
         self.free_at_s = now
         self._quiet_until_s = inf
         self._num_loads = self._num_disk_loads = 0  # up to the warm-up's end
         self._unseen: list[Timeline] = []  # of the step in progress
-        self.ended: list[Flight] = []
+        self.ended: list[LabFlight] = []
 
     @property
     def totals(self) -> PodTotals:
@@ -88,7 +88,7 @@ class FleetPod:
         self.engine.change_profile(self._profile.slowed(factor))
         self._quiet_until_s = self.free_at_s
 
-    def kill(self, now: float) -> list[Flight]:
+    def kill(self, now: float) -> list[LabFlight]:
         """End the pod and return the requests that fail with it."""
         self.catch_up(now)
         self.is_alive = False
@@ -99,7 +99,7 @@ class FleetPod:
 
     # --- requests ---------------------------------------------------------------------------
 
-    def submit(self, flight: Flight, now: float) -> None:
+    def submit(self, flight: LabFlight, now: float) -> None:
         """Queue a request for a registered model, between two steps."""
         self.catch_up(now)
         self.engine.submit(EngineRequest.of(flight.arrival, flight.id), now=now)
@@ -107,7 +107,7 @@ class FleetPod:
         self.free_at_s = max(self.free_at_s, now)
         self._quiet_until_s = self.free_at_s
 
-    def abort(self, flight: Flight, now: float) -> None:
+    def abort(self, flight: LabFlight, now: float) -> None:
         """Drop a request whose client has left."""
         self.catch_up(now)
         if self.flights.pop(flight.id, None) is not None:
@@ -147,7 +147,7 @@ class FleetPod:
             else:
                 self._unseen.append(timeline)
 
-    def take_ended(self) -> list[Flight]:
+    def take_ended(self) -> list[LabFlight]:
         """Return the requests that finished since the last call."""
         ended, self.ended = self.ended, []
         return ended

@@ -22,8 +22,8 @@ from extproc.adapters.engineapi import likeliest
 from extproc.lab.engine.engine import Engine
 from extproc.lab.engine.profiles import INSTANT
 from extproc.lab.engine.records import Step
-from extproc.lab.fakepod.pod import PodConfig, RunningPod, start_pod
-from extproc.lab.fakepod.registry import Trouble
+from extproc.lab.fakepod.podserver import PodConfig, RunningPod, start_pod
+from extproc.lab.fakepod.registry import LoadFaults
 from extproc.reports.podclient import PodClient
 from tests.fakepods import running_pod
 from tests.waiting import eventually
@@ -423,7 +423,7 @@ async def test_a_load_goes_on_when_its_client_leaves() -> None:
             began.set()
             yield
 
-        pod.pod.registry.trouble = Trouble(load_s=0.2, loading=loading)
+        pod.pod.registry.trouble = LoadFaults(load_s=0.2, loading=loading)
         load = asyncio.ensure_future(_load(session, lora_name="a", lora_path="/a"))
         await began.wait()
         load.cancel()

@@ -13,8 +13,8 @@ from typing import Final, Protocol
 from extproc.wire import frames, grpc
 from extproc.wire.budget import Budget
 from extproc.wire.limits import ErrorCode
+from extproc.wire.methods import Request
 from extproc.wire.outbox import Outbox, Unsent
-from extproc.wire.requests import Request
 from extproc.wire.rpc import NO_SESSION, Code, Session
 
 _NO_ERROR: Final = int(ErrorCode.NO_ERROR)
@@ -22,7 +22,7 @@ _NO_ERROR: Final = int(ErrorCode.NO_ERROR)
 _TABLE_UPDATE: Final = b"\x20"
 
 
-class Book(Protocol):
+class StreamBook(Protocol):
     """The interface of `Streams` for one stream: the outbox for its frames, the budget for its
     bodies.
     """
@@ -65,7 +65,7 @@ class WireStream:
         *("queue", "session", "unacknowledged_bytes", "waited_s", "window_bytes"),
     )
 
-    def __init__(self, book: Book, stream_id: int, request: Request) -> None:
+    def __init__(self, book: StreamBook, stream_id: int, request: Request) -> None:
         self._book, self.host = book, book.host
         self.id = stream_id
         # Not the request itself, whose metadata the peer may have made large.

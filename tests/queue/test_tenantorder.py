@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from extproc.queue.orders import BACKLOG_RATIO, Scene, first_come, in_time, newest_in_time
+from extproc.queue.tenantorder import BACKLOG_RATIO, Scene, first_come, in_time, newest_in_time
 from extproc.queue.tickets import Ticket
 from tests.queue.tickets import arrivals, names, ticket
 

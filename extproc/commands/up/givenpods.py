@@ -16,7 +16,7 @@ from yarl import URL
 from extproc.address import Address
 from extproc.commands.hints import own_command
 from extproc.reports.engines import PROFILES
-from extproc.reports.models import ModelsError, decode_models, fetch_list
+from extproc.reports.listings import ModelsError, decode_models, fetch_list
 from extproc.reports.podclient import PodClient
 from extproc.reports.podhttp import FAILURES, UNREACHABLE, ResponseError, describe
 from extproc.reports.podsecrets import PodAccess
@@ -33,7 +33,7 @@ class PodError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Pod:
+class ListedPod:
     """A pod as the router's configuration lists it.
 
     Attributes:
@@ -77,7 +77,7 @@ def _parse(text: str) -> tuple[str, Address]:
     return (match["scheme"] or "http").lower(), address
 
 
-def find_pods(given: Sequence[Address], access: PodAccess) -> list[Pod]:
+def find_pods(given: Sequence[Address], access: PodAccess) -> list[ListedPod]:
     """Return the given pods, or else those on the usual ports of this host.
 
     Raises:
@@ -85,7 +85,7 @@ def find_pods(given: Sequence[Address], access: PodAccess) -> list[Pod]:
     """
     if not given:
         return asyncio.run(_find_local(access))
-    pods: dict[str, Pod] = {}
+    pods: dict[str, ListedPod] = {}
     for address in given:
         for pod in _resolve(address):
             if pod.address in pods:
@@ -94,7 +94,7 @@ def find_pods(given: Sequence[Address], access: PodAccess) -> list[Pod]:
     return [*pods.values()]
 
 
-def _resolve(given: Address) -> list[Pod]:
+def _resolve(given: Address) -> list[ListedPod]:
     """Return the pods at a host: one for an IP address, one for each address of a name.
 
     The system looks a name up, once. As in `discovery.dns`, IPv6 addresses count only where there
@@ -104,7 +104,7 @@ def _resolve(given: Address) -> list[Pod]:
         PodError: The name has no address.
     """
     try:
-        return [Pod(str(Address(str(ip_address(given.host)), given.port)))]
+        return [ListedPod(str(Address(str(ip_address(given.host)), given.port)))]
     except ValueError:
         pass
     try:
@@ -116,13 +116,13 @@ def _resolve(given: Address) -> list[Pod]:
     ipv4 = [host for family, host in hosts if family == socket.AF_INET]
     addresses = [Address(host, given.port) for host in ipv4 or [host for _, host in hosts]]
     name = str(given) if len(addresses) == 1 else ""
-    return [Pod(str(address), name) for address in addresses]
+    return [ListedPod(str(address), name) for address in addresses]
 
 
-async def _find_local(access: PodAccess) -> list[Pod]:
+async def _find_local(access: PodAccess) -> list[ListedPod]:
     addresses = [f"127.0.0.1:{port}" for port in USUAL_PORTS]
     failures = await ask(addresses, access, is_engine=True)
-    found = [Pod(address) for address in addresses if address not in failures]
+    found = [ListedPod(address) for address in addresses if address not in failures]
     if found:
         return found
     ours = own_command()

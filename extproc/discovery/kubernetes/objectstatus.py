@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from extproc.adapters.states import AdapterStatus
-from extproc.discovery.kubernetes.declarers import Reading
+from extproc.adapters.adapterstates import AdapterStatus
+from extproc.discovery.kubernetes.declarers import DeclaredObject
 from extproc.discovery.kubernetes.objects import DeclaringObject
 from extproc.routing.precedence import Loss
 
@@ -85,7 +85,7 @@ class Finding(Struct, frozen=True):
     knows_state: bool = False
 
 
-class Part(Struct, frozen=True):
+class ManagedFields(Struct, frozen=True):
     """The fields of an object that one field manager sets."""
 
     manager: str
@@ -117,13 +117,15 @@ def report_of(status: AdapterStatus) -> AdapterReport:
     return AdapterReport(declared.ready >= max(1, declared.desired), why, versions)
 
 
-def parts(reading: Reading[Any], finding: Finding) -> tuple[Part, ...]:
+def parts(reading: DeclaredObject[Any], finding: Finding) -> tuple[ManagedFields, ...]:
     """Return all that is to be said of an object."""
     verdict = _verdict(reading, finding.loss)
     return (verdict, _state(reading, finding.state)) if finding.knows_state else (verdict,)
 
 
-def patch(source: DeclaringObject, part: Part, *, wall_time: str) -> Mapping[str, Any] | None:
+def patch(
+    source: DeclaringObject, part: ManagedFields, *, wall_time: str
+) -> Mapping[str, Any] | None:
     """Return the status to apply as the part's field manager; None if it is there already.
 
     Args:
@@ -155,7 +157,7 @@ def patch(source: DeclaringObject, part: Part, *, wall_time: str) -> Mapping[str
     return status
 
 
-def _verdict(reading: Reading[Any], loss: Loss | None) -> Part:
+def _verdict(reading: DeclaredObject[Any], loss: Loss | None) -> ManagedFields:
     generation, ignored = reading.generation, reading.ignored
     why = loss.why if loss is not None else ""
     if reading.problem:
@@ -166,15 +168,15 @@ def _verdict(reading: Reading[Any], loss: Loss | None) -> Part:
         accepted = _condition("Accepted", True, "Accepted", "", generation)
         ignored = "; ".join(each for each in (why, ignored) if each)
     if not ignored:
-        return Part(VERDICT, (accepted,))
+        return ManagedFields(VERDICT, (accepted,))
     noted = _condition("PartiallyIgnored", True, "NoEffect", ignored, generation)
-    return Part(VERDICT, (accepted, noted))
+    return ManagedFields(VERDICT, (accepted, noted))
 
 
-def _state(reading: Reading[Any], found: AdapterReport | None) -> Part:
+def _state(reading: DeclaredObject[Any], found: AdapterReport | None) -> ManagedFields:
     """Return how an adapter is served; of an unknown one nothing, so what was said goes."""
     if found is None:
-        return Part(STATE, ())
+        return ManagedFields(STATE, ())
     generation = reading.generation
     # Versions that are nowhere are left out first.
     kept = sorted(found.versions, key=lambda each: not (each.desired or each.ready))
@@ -187,7 +189,7 @@ def _state(reading: Reading[Any], found: AdapterReport | None) -> Part:
     ready = _condition("Ready", found.is_ready, reason, why, generation)
     reason = "FewerThanDesired" if is_short else "AsDesired"
     degraded = _condition("Degraded", is_short, reason, found.why, generation)
-    return Part(STATE, (ready, degraded), versions)
+    return ManagedFields(STATE, (ready, degraded), versions)
 
 
 def _condition(type_: str, is_true: bool, reason: str, message: str, generation: int) -> Condition:

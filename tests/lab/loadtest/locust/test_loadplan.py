@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from extproc.lab.fakepod.pod import PodConfig, start_pod
-from extproc.lab.loadtest.locust.plan import LoopThread, Plan, add_options, make_plan
+from extproc.lab.fakepod.podserver import PodConfig, start_pod
+from extproc.lab.loadtest.locust.loadplan import LocustPlan, LoopThread, add_options, make_plan
 from extproc.lab.trials.suites import PlanError
 from extproc.lab.workload.exchange import CHAT
 
@@ -33,7 +33,7 @@ def options(*arguments: str) -> Namespace:
     return found
 
 
-def plan(url: str, *arguments: str, workers: tuple[str, ...] = ("w1",)) -> Plan:
+def plan(url: str, *arguments: str, workers: tuple[str, ...] = ("w1",)) -> LocustPlan:
     return make_plan(options(*arguments), url, workers=workers)
 
 
@@ -106,7 +106,7 @@ def test_the_form_follows_the_options(url: str) -> None:
 def test_a_plan_survives_the_way_to_a_worker(url: str) -> None:
     made = plan(url, *KEY, workers=("w1", "w2"))
 
-    assert msgspec.convert(msgspec.to_builtins(made), type=Plan) == made
+    assert msgspec.convert(msgspec.to_builtins(made), type=LocustPlan) == made
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 7])

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from extproc.discovery.kubernetes.declarers import Reading
+from extproc.discovery.kubernetes.declarers import DeclaredObject
+from extproc.discovery.kubernetes.modelrewrites import rewrites_of
 from extproc.discovery.kubernetes.objects import rewrites_query
-from extproc.discovery.kubernetes.rewrites import rewrites_of
 from extproc.routing.precedence import RuleSet
 from extproc.routing.rewrites import Rule
 from tests.discovery.kubernetes.declared import POOL, POOLS, item, listed
@@ -31,7 +31,7 @@ def rule(*models: str, **weights: int | None) -> dict[str, Any]:
     }
 
 
-def read(spec: Any) -> list[Reading[RuleSet]]:
+def read(spec: Any) -> list[DeclaredObject[RuleSet]]:
     declared = rewrites_of(POOLS)
     return declared.read(listed(rewrites_query(keeper=declared), item(spec)))
 
