@@ -13,6 +13,8 @@ from typing import Any
 
 import yaml
 
+from tests.kubernetes.chart import CHART, installable
+
 
 def main() -> int:
     """Run `install` or `uninstall` with the options that Helm's own command has."""
@@ -35,8 +37,9 @@ def main() -> int:
         if typed.command == "uninstall":
             config.uninstall(typed.release)
         else:
+            assert Path(typed.chart).samefile(CHART)
             config.install(
-                typed.chart,
+                str(installable()),
                 typed.release,
                 values,
                 namespace=typed.namespace,

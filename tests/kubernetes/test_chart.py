@@ -18,6 +18,7 @@ from tests.kubernetes.chart import (
     no_helm,
     refusal,
     rendered,
+    with_image,
     without_bookkeeping,
 )
 from tests.kubernetes.manifests import MANIFESTS, OVERLAYS, Object, build, objects, router_config
@@ -445,7 +446,8 @@ def test_the_packed_chart_is_the_chart(tmp_path: Any) -> None:
 
     archive = helm_python.package(CHART, destination=tmp_path)
     with helm_python.Chart.load(archive) as packed, helm_python.Chart.load(CHART) as chart:
-        assert packed.render({}, name="a") == chart.render({}, name="a")
+        values = with_image({})
+        assert packed.render(values, name="a") == chart.render(values, name="a")
 
 
 def test_what_to_do_at_an_alert_is_linked_to_where_you_keep_the_pages() -> None:

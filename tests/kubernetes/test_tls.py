@@ -74,7 +74,10 @@ class Authorities:
         self._by_issuer: dict[str, Pki] = {}
         wanted = [each for each in objects(CERTIFICATES.read_text()) if "usages" in each["spec"]]
         self.names = {
-            each["spec"]["secretName"]: (each["spec"]["issuerRef"]["name"], each["spec"]["dnsNames"])
+            each["spec"]["secretName"]: (
+                each["spec"]["issuerRef"]["name"],
+                each["spec"]["dnsNames"],
+            )
             for each in wanted
         }
         self.names["llm-tls"] = ("public", [HOST])
@@ -117,9 +120,7 @@ class _OneAddress(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: AddressFamily = AF_INET
     ) -> list[ResolveResult]:
-        one = ResolveResult(
-            hostname=host, host=PROXY, port=port, family=AF_INET, proto=0, flags=0
-        )
+        one = ResolveResult(hostname=host, host=PROXY, port=port, family=AF_INET, proto=0, flags=0)
         return [one]
 
     async def close(self) -> None:

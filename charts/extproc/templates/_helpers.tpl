@@ -18,6 +18,9 @@ app.kubernetes.io/name: {{ include "extproc.fullname" . }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{- define "extproc.labels" -}}
@@ -31,7 +34,7 @@ app.kubernetes.io/component: endpoint-picker
 {{- end }}
 
 {{- define "extproc.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ .Values.image.repository }}{{ with .Values.image.digest }}@{{ . }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
 {{- end }}
 
 {{- define "extproc.port" -}}
@@ -59,6 +62,11 @@ or the gateway does not tell it the path. */}}
 {{- if kindIs "bool" .Values.envoyGateway.create -}}
 {{- if .Values.envoyGateway.create -}}true{{- end -}}
 {{- else if or (eq .Values.mode "serve") .Values.gatewayClass.create (eq .Values.gateway.className "eg") -}}true{{- end -}}
+{{- end }}
+
+{{/* Whether the chart's Gateway has an EnvoyProxy: "true" or "". Nobody refers to one without a Gateway. */}}
+{{- define "extproc.hasProxies" -}}
+{{- if and (include "extproc.isEnvoyGateway" .) .Values.gateway.create }}true{{ end }}
 {{- end }}
 
 {{/* Whether the gateway is Istio's, which asks for a picker alone: "true" or "". */}}
@@ -144,7 +152,11 @@ destination: {num_fallbacks: 2}
 request:
   max_body_bytes: 27262976 # also `bufferLimit` of the ClientTrafficPolicy
   max_hold_s: 5 # below `messageTimeout` of the EnvoyExtensionPolicy
+{{- if include "extproc.hasProxies" . }}
 completions: {source: access_log} # from the EnvoyProxy resource
+{{- else }}
+completions: {source: auto} # the access log of your gateway while it comes, else the pods' counts
+{{- end }}
 {{- end }}
 {{- end }}
 
@@ -186,6 +198,13 @@ completions: {source: access_log} # from the EnvoyProxy resource
 
 {{/* Values that contradict each other, or what the chart makes of others: a line each. */}}
 {{- define "extproc.contradictions" -}}
+{{- if not .Values.image.repository }}
+image.repository is not set: push the image to a registry of yours, and name it, as --set image.repository=registry.example.com/extproc
+{{- end }}
+{{- $proxies := .Values.envoyGateway.proxies.autoscaling }}
+{{- if and $proxies.enabled (gt (int $proxies.minReplicas) (int $proxies.maxReplicas)) }}
+envoyGateway.proxies.autoscaling: minReplicas is above maxReplicas
+{{- end }}
 {{- $config := include "extproc.config" . | fromYaml -}}
 {{- $grace := include "extproc.gracePeriod" . | int -}}
 {{- with .Values.terminationGracePeriodSeconds }}{{ if lt (int .) $grace }}
@@ -216,6 +235,9 @@ tls.router and tls.pods are for mode serve: in mode epp the gateway speaks TLS t
 {{- end }}
 {{- if and $tls.router.clientSecret (not $tls.router.secret) }}
 tls.router.clientSecret needs tls.router.secret
+{{- end }}
+{{- if and $tls.router.clientSecret (include "extproc.policies" .) (not .Values.gateway.create) }}
+tls.router.clientSecret needs gateway.create: an EnvoyProxy has the certificate, and yours is not the chart's
 {{- end }}
 {{- if and $tls.pods.caSecret (not $tls.pods.hostname) }}
 tls.pods.caSecret needs tls.pods.hostname, the name in the pods' certificates
