@@ -270,7 +270,11 @@ def pod_access(config: Config) -> PodAccess:
         why = describe_failure(error)
         raise ConfigError(f"pods.ca_file: {pods.ca_file}: {why}") from error
     try:
-        return {}, context, PodSecrets(pods.api_key_file, pods.ca_file, trust, tls_name=pods.tls_name)
+        return (
+            {},
+            context,
+            PodSecrets(pods.api_key_file, pods.ca_file, trust, tls_name=pods.tls_name),
+        )
     except OSError as error:
         why = describe_failure(error)
         raise ConfigError(f"pods.api_key_file: {pods.api_key_file}: {why}") from error

@@ -84,6 +84,7 @@ def pod_of(found: list[Object]) -> Any:
     return one(found, "Deployment")["spec"]["template"]["spec"]
 
 
+@pytest.mark.timeout(600)  # 384 renderings, on a machine with other work
 def test_every_combination_is_a_whole_of_objects_and_a_configuration_that_routers_take() -> None:
     for values in COMBINATIONS:
         found = rendered(values)
