@@ -133,7 +133,7 @@ bench-decisions: $(DEV)
 # Counts instructions where there is valgrind (Debian: valgrind), and CPU time alone elsewhere.
 bench-instructions: $(DEV)
 	$(BIN)/python -m bench.instructions $(BENCH)
-	$(BIN)/python -m bench.prices
+	$(BIN)/python -m bench.instructions --prices
 
 bench-hold: $(DEV)
 	$(BIN)/python -m bench.hold $(BENCH)
@@ -148,14 +148,14 @@ bench-scale: $(DEV)
 soak: $(DEV)
 	$(BIN)/python -m bench.soak $(BENCH)
 
-# Exits with 1 if not all was as declared afterwards, or a limit was exceeded. Needs redis-server, and
-# for Kubernetes what tests/kubernetes need.
+# The tests of trouble for longer: CHAOS_SECONDS (default 120), CHAOS_SEED, ARGS="-k sqlite". They need
+# redis-server, and for Kubernetes what tests/kubernetes need, and skip what there is not.
 chaos: $(DEV)
-	$(BIN)/python -m bench.adapterchaos $(BENCH)
+	CHAOS_SECONDS=$${CHAOS_SECONDS:-120} $(BIN)/python -m pytest -s tests/e2e/test_chaos.py tests/kubernetes/test_chaos.py $(ARGS)
 
 # Exits with 1 if an honest request failed, or p99 under attack was twice that without.
 fuzz-service: $(DEV)
-	$(BIN)/python -m bench.fuzz_service $(BENCH)
+	$(BIN)/python -m tests.e2e.fuzz.service $(BENCH)
 
 loadtest: $(DEV)
 	$(BIN)/extproc lab loadtest run standard $(ARGS)

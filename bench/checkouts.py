@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -22,17 +21,6 @@ from extproc.stack.processes import StackError
 HERE: Final = Path(__file__).parents[1]
 Amounts = dict[tuple[str, str], float | None]
 """What a request or a report costs, by load and measure; None where a checkout lacks that."""
-
-
-def add_options(parser: argparse.ArgumentParser, *, turns: int) -> None:
-    """Add the options that say what is measured, and how often; so many turns by default."""
-    parser.add_argument("--pods", type=int, default=16, help="(default 16)")
-    parser.add_argument("--adapters", type=int, default=64, help="(default 64)")
-    parser.add_argument("--requests", type=int, default=64, help="a turn (default 64)")
-    parser.add_argument(
-        "--turns", type=int, default=turns, help=f"of CPU time in a round (default {turns})"
-    )
-    parser.add_argument("--cpu-only", action="store_true", help="count no instructions")
 
 
 def has_valgrind() -> bool:

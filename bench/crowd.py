@@ -1,6 +1,7 @@
 """All pods and the other routers, in one cheap process: `python -m bench.crowd`.
 
-Pods answer chat completions at once, and never end completions: those are requests that run. Once
+Pods answer chat completions at once or after a while, and never end completions: those are requests
+that run. Once
 busy, each pod has one of these, sent through the gateway, and what the other routers send there.
 They send at a rate of their own, tell that over real links, and have so many requests in flight.
 The pods' pages say all of it, as vLLM's do.
@@ -21,13 +22,21 @@ import aiohttp
 import msgspec
 import uvloop
 
-from bench.crowdpods import SLOTS, Connection, Pod
-from bench.envoys import ANSWER, BASE_MODEL, METRICS_TYPE, adapter_names, models_page
 from bench.peers import Peer, Traffic
+from bench.pods import (
+    ANSWER,
+    BASE_MODEL,
+    METRICS_TYPE,
+    SLOTS,
+    Connection,
+    Pod,
+    adapter_names,
+    models_page,
+)
 from bench.processes import get, raise_file_limit
 from extproc.peers.dialler import PeerDialler
 from extproc.peers.links import METHOD
-from extproc.service.peering import TICK_S
+from extproc.peers.peering import TICK_S
 from extproc.stack.processes import ChildProcess, StackError
 from extproc.wire import server as wire
 
@@ -37,38 +46,23 @@ _BEGIN, _COUNTS = "/bench/begin", "/bench/counts"
 _ON_THE_WAY = 16
 """Of the requests that run on, at most so many that no pod has yet."""
 _PATIENCE_S = 60.0
-_ANSWER = ANSWER.encode()
 
 
 class Plan(msgspec.Struct, frozen=True):
     """What there is.
 
     Attributes:
+        num_adapters: Registered on every pod.
+        num_peers: Other routers.
         rate_per_s: Requests a second of each router.
+        delay_s: Before a pod answers a chat completion.
     """
 
-    num_pods: int
-    num_adapters: int
-    num_peers: int
-    rate_per_s: float
-
-
-class Counts(msgspec.Struct, frozen=True):
-    """What there was so far.
-
-    Attributes:
-        pages: Of metrics, of all pods.
-        running: Requests that run, of this router.
-        picks: Of the other routers.
-        told_bytes: Of messages of other routers.
-        heard_bytes: Of messages to them.
-    """
-
-    pages: int = 0
-    running: int = 0
-    picks: int = 0
-    told_bytes: int = 0
-    heard_bytes: int = 0
+    num_pods: int = 16
+    num_adapters: int = 64
+    num_peers: int = 0
+    rate_per_s: float = 0.0
+    delay_s: float = 0.0
 
 
 class Players:
@@ -81,7 +75,7 @@ class Players:
     def __init__(self, plan: Plan) -> None:
         self._plan, self._rng = plan, random.Random(1)
         names = adapter_names(plan.num_adapters)
-        self._models = models_page(names).encode()
+        self._models = models_page(names)
         each = SLOTS // 2  # the others are for this router's requests
         starts = range(0, each * plan.num_pods, each)
         self.pods = [Pod([names[(s + n) % len(names)] for n in range(each)]) for s in starts]
@@ -115,9 +109,9 @@ class Players:
         self._kept += servers
         return {"pods": [*self._by_address], "peers": [each.address for each in servers]}
 
-    def _answer(self, pod: Pod, url: str) -> tuple[str, bytes] | None:
+    def _answer(self, pod: Pod, url: str) -> tuple[str, bytes, float] | None:
         path, _, query = url.partition("?")
-        kind, page = "application/json", b"{}"
+        kind, page, delay_s = "application/json", b"{}", 0.0
         if path.startswith("/metrics"):
             self._num_pages += 1
             kind, page = METRICS_TYPE, pod.page()
@@ -134,13 +128,19 @@ class Players:
             page = msgspec.json.encode(self._counts())
         elif path == "/v1/chat/completions":
             pod.serve()
-            page = _ANSWER
-        return kind, page
+            page, delay_s = ANSWER, self._plan.delay_s
+        return kind, page, delay_s
 
-    def _counts(self) -> Counts:
-        traffic = self._traffic
-        told, heard = traffic.num_told_bytes, traffic.num_heard_bytes
-        return Counts(self._num_pages, self._num_running, self._num_picks, told, heard)
+    def _counts(self) -> dict[str, int]:
+        """What there was so far: pages of metrics; requests of this router that run, and picks of
+        others; bytes of messages of others, and to them."""
+        return {
+            "pages": self._num_pages,
+            "running": self._num_running,
+            "picks": self._num_picks,
+            "told_bytes": self._traffic.num_told_bytes,
+            "heard_bytes": self._traffic.num_heard_bytes,
+        }
 
     async def begin(self, gateway: str, router: str) -> None:
         """Have pods be busy, then have the routers tell; does not end.
@@ -230,13 +230,13 @@ class Crowd(ChildProcess):
         first, end, _ = self.log.partition("\n")
         return first if end else ""
 
-    def counts(self) -> Counts:
-        """Return what there was.
+    def counts(self) -> dict[str, int]:
+        """Return what there was so far: `pages`, `running`, `picks`, `told_bytes`, `heard_bytes`.
 
         Raises:
             StackError: It does not answer.
         """
-        return msgspec.json.decode(self._ask(_COUNTS), type=Counts)
+        return msgspec.json.decode(self._ask(_COUNTS), type=dict[str, int])
 
     def begin(self, gateway: str, router: str) -> None:
         """Have pods be busy and routers tell; return once all requests run that are to run on.
@@ -246,7 +246,7 @@ class Crowd(ChildProcess):
         """
         self._ask(f"{_BEGIN}?gateway={gateway}&router={router}")
         before, until_s = 0, time.monotonic() + _PATIENCE_S
-        while (num := self.counts().running) < self._plan.num_pods:
+        while (num := self.counts()["running"]) < self._plan.num_pods:
             if num > before:
                 before, until_s = num, time.monotonic() + _PATIENCE_S
             if time.monotonic() > until_s:

@@ -1,4 +1,4 @@
-"""The CPU time of a decision: `make bench` prints it first. Without processes, network or bodies.
+"""The CPU time of a decision: `make bench-decisions`. Without processes, network or bodies.
 
 A router's core decides on a fleet under load: eight adapter slots and eight requests in flight on
 every pod, all adapters registered on each, some much more popular than others. Between two
@@ -29,7 +29,7 @@ import msgspec
 from msgspec.structs import replace
 
 from bench.checkouts import run
-from bench.figures import percentile
+from bench.figures import percentile, render_table
 from bench.peers import Heard
 from extproc.adapters.declared import Declaration
 from extproc.pods.peerpicks import pick_ids
@@ -60,6 +60,12 @@ _NUM_DECLARED = 2_000
 _NUM_PEERS = (0, 1, 3, 9)
 _TOLD_PER_POD = 4
 _ROUNDS = 5
+_STEPS = ("choosing p50, us", "p99", "counting it and its end, us", "a scrape recorded, us")
+_DECLARED_HEADER = (f"{_NUM_DECLARED:,} declared; us", "nothing declared", "others are", "it is")
+_TOLD_HEADER = (
+    *("pods x adapters", "told between two decisions, each a pick and an end"),
+    *("choosing p50, us", "p99", "reading and counting one p50, us", "p99"),
+)
 
 
 class Fleet:
@@ -103,28 +109,47 @@ class Times:
         choosing: With each catalog.
         counting: Of a pick and of an end.
         reports: Of each one recorded.
+        told: Of each pick and end that another router tells: read and applied.
     """
 
     def __init__(self, num_catalogs: int) -> None:
         self.choosing: list[list[float]] = [[] for _ in range(num_catalogs)]
         self.counting: list[float] = []
         self.reports: list[float] = []
+        self.told: list[float] = []
 
 
-def _times(policy: str, fleet: Fleet, catalogs: Sequence[Catalog], start_s: float) -> Times:
-    """Measure, with each catalog in turns."""
-    pool, rng, times = fleet.pool, random.Random(1), Times(len(catalogs))
+def _times(
+    policy: str,
+    fleet: Fleet,
+    catalogs: Sequence[Catalog],
+    start_s: float,
+    *,
+    num_peers: int = 0,
+    scrapes_per_decision: float = 0.0,
+) -> Times:
+    """Measure, with each catalog in turns; by default as many scrapes as in production."""
+    pool, rng, times, now = fleet.pool, random.Random(1), Times(len(catalogs)), start_s
     picker = Picker(BUILT_IN[policy](), policy, rng=rng, next_id=pick_ids(policy))
     routers = [Router(pool, picker, fleet.queue, catalog) for catalog in catalogs]
     in_flight = deque(_fill(fleet, start_s))
+    heard = Heard(routers[0], lambda: now, num_peers)
+    for peer in heard.peers * (_TOLD_PER_POD * len(fleet.addresses) // max(1, num_peers)):
+        peer.start(*_where_it_runs(fleet, rng))
+    heard.deliver()
     scraped, to_scrape = cycle(fleet.addresses), 0.0
-    num_decisions = _NUM_DECISIONS * len(catalogs)
-    arrivals_s = [start_s + number / _DECISIONS_PER_S for number in range(num_decisions)]
-    requests = [fleet.request(f"r{number}", now) for number, now in enumerate(arrivals_s)]
+    usual = len(fleet.addresses) * _SCRAPES_PER_S / _DECISIONS_PER_S
+    requests = [fleet.request(f"r{n}", now) for n in range(_NUM_DECISIONS * len(catalogs))]
     for first in {request.model: request for request in requests}.values():
-        routers[0].choose(first, now=start_s)
-    for number, (now, request) in enumerate(zip(arrivals_s, requests, strict=True)):
+        routers[0].choose(first, now=now)
+    for number, asked in enumerate(requests):
         turn = number % len(catalogs)
+        now += (1 + num_peers) / _DECISIONS_PER_S  # of all routers together
+        for peer in heard.peers:
+            peer.start(*_where_it_runs(fleet, rng))
+            peer.end()
+        times.told += heard.deliver()
+        request = replace(asked, arrived_at_s=now)
         began_s = process_time()
         _, pick = routers[turn].choose(request, now=now)
         chosen_s = process_time()
@@ -135,13 +160,14 @@ def _times(policy: str, fleet: Fleet, catalogs: Sequence[Catalog], start_s: floa
         in_flight.append(pick)
         fleet.active[pick.address][request.model] += 1
         times.counting.append(counted_s + _end(fleet, in_flight.popleft(), now))
-        to_scrape += len(fleet.addresses) * _SCRAPES_PER_S / _DECISIONS_PER_S
+        to_scrape += scrapes_per_decision or usual
         while to_scrape >= 1:
             to_scrape, address = to_scrape - 1, next(scraped)
             report = fleet.report(address, now)
             began_s = process_time()
             pool.record_report(address, report, taken_at_s=now)
             times.reports.append(process_time() - began_s)
+    heard.close()
     while in_flight:
         _end(fleet, in_flight.popleft(), now)
     return times
@@ -157,7 +183,7 @@ def _declared(fleet: Fleet, names: Sequence[str], now: float) -> Catalog:
     return catalog
 
 
-def declared_rows(policies: Sequence[str], fleet: Fleet, start_s: float) -> Iterator[str]:
+def declared_rows(policies: Sequence[str], fleet: Fleet, start_s: float) -> Iterator[list[str]]:
     """Yield a row for each policy: the median over rounds of the microseconds of a decision."""
     for address in fleet.addresses:
         fleet.pool.record_report(address, fleet.report(address, start_s), taken_at_s=start_s)
@@ -172,56 +198,23 @@ def declared_rows(policies: Sequence[str], fleet: Fleet, start_s: float) -> Iter
             rounds.append([_us(each, 50) for each in times.choosing])
         nothing, of_others, of_it = (percentile(each, 50) for each in zip(*rounds, strict=True))
         ratios = [f"{each:.0f} ({each / nothing:.2f})" for each in (of_others, of_it)]
-        yield f"| `{policy}` | {nothing:.0f} | {' | '.join(ratios)} |"
+        yield [f"`{policy}`", f"{nothing:.0f}", *ratios]
 
 
-def told_rows(size: tuple[int, int]) -> Iterator[str]:
+def told_rows(size: tuple[int, int]) -> Iterator[list[str]]:
     """Yield a row for each number of other routers."""
     fleet, start_s = Fleet(*size), 0.0
     for num_peers in _NUM_PEERS:
         start_s += _POLICY_S
-        own, told = _told_times(fleet, num_peers, start_s)
-        cells = [f"{_us(own, percent):.1f}" for percent in (50, 99)]
-        cells += [f"{_us(told, percent):.1f}" if told else "" for percent in (50, 99)]
-        yield f"| {size[0]:,} x {size[1]:,} | {num_peers} | {' | '.join(cells)} |"
-
-
-def _told_times(fleet: Fleet, num_peers: int, start_s: float) -> tuple[list[float], list[float]]:
-    """Return the seconds of each decision, and of each pick and end that one router tells."""
-    now, rng = start_s, random.Random(1)
-    policy = POLICIES[-1]
-    picker = Picker(BUILT_IN[policy](), policy, rng=rng, next_id=pick_ids("own"))
-    router = Router(fleet.pool, picker, fleet.queue, Catalog())
-    in_flight = deque(_fill(fleet, now))
-    heard = Heard(router, lambda: now, num_peers)
-    for peer in heard.peers * (_TOLD_PER_POD * len(fleet.addresses) // max(1, num_peers)):
-        peer.start(*_where_it_runs(fleet, rng))
-    heard.deliver()
-    own_s: list[float] = []
-    told_s: list[float] = []
-    per_scrape = max(1, _PICKS_PER_SCRAPE * len(fleet.addresses) // (1 + num_peers))
-    for number in range(_NUM_DECISIONS):
-        now += (1 + num_peers) / _DECISIONS_PER_S  # of all routers together
-        if number % per_scrape == 0:
-            for each in fleet.addresses:
-                fleet.pool.record_report(each, fleet.report(each, now), taken_at_s=now)
-        for peer in heard.peers:
-            peer.start(*_where_it_runs(fleet, rng))
-            peer.end()
-        told_s += heard.deliver()
-        request = fleet.request(f"o{number}", now)
-        began_s = process_time()
-        _, pick = router.choose(request, now=now)
-        own_s.append(process_time() - began_s)
-        assert isinstance(pick, Pick), pick
-        fleet.pool.flights.start(pick, now=now)
-        fleet.active[pick.address][request.model] += 1
-        in_flight.append(pick)
-        _end(fleet, in_flight.popleft(), now)
-    heard.close()
-    while in_flight:
-        _end(fleet, in_flight.popleft(), now)
-    return own_s, told_s
+        scrapes = (1 + num_peers) / _PICKS_PER_SCRAPE
+        times = _times(
+            *(POLICIES[-1], fleet, [Catalog()], start_s),
+            num_peers=num_peers,
+            scrapes_per_decision=scrapes,
+        )
+        cells = [f"{_us(times.choosing[0], percent):.1f}" for percent in (50, 99)]
+        cells += [f"{_us(times.told, percent):.1f}" if times.told else "" for percent in (50, 99)]
+        yield [f"{size[0]:,} x {size[1]:,}", str(num_peers), *cells]
 
 
 def _where_it_runs(fleet: Fleet, rng: random.Random) -> tuple[str, str]:
@@ -278,12 +271,9 @@ def rows(policies: Sequence[str], sizes: Sequence[tuple[int, int]]) -> dict[str,
                 (choosing,) = times.choosing
                 most = _us(choosing, 50), _us(choosing, 99)
                 rounds.append([*most, _us(times.counting, 50), _us(times.reports, 50)])
-            found[f"{num_pods:,} x {num_adapters:,} | `{policy}`"] = _least(rounds)
+            least = [min(each) for each in zip(*rounds, strict=True)]
+            found[f"{num_pods:,} x {num_adapters:,}, `{policy}`"] = least
     return found
-
-
-def _least(rounds: Sequence[Row]) -> Row:
-    return [min(each) for each in zip(*rounds, strict=True)]
 
 
 def _of(checkout: Path, args: argparse.Namespace) -> dict[str, Row]:
@@ -303,21 +293,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.json:
         print(msgspec.json.encode(found).decode())
         return 0
-    steps = ("choosing p50, us", "p99", "counting it and its end, us", "a scrape recorded, us")
-    print(f"| pods x adapters | policy | {' | '.join(steps)} |\n|---|---|{'--:|' * len(steps)}")
+    lines = []
     for name, row in found.items():
         pairs = zip(row, others.get(name, [0.0] * len(row)), strict=True)
         cells = [f"{before:.1f} → {us:.1f}" if before else f"{us:.1f}" for us, before in pairs]
-        print(f"| {name} | {' | '.join(cells)} |")
-    print(f"\n| {_NUM_DECLARED:,} declared; us | nothing declared | others are | it is |")
-    print("|---|--:|--:|--:|")
-    for row_of_declared in declared_rows(args.policies, Fleet(*SIZES[1]), _POLICY_S):
-        print(row_of_declared, flush=True)
-    print("\n| pods x adapters | told between two decisions, each a pick and an end | ", end="")
-    print("choosing p50, us | p99 | reading and counting one p50, us | p99 |")
-    print("|---|--:|--:|--:|--:|--:|")
-    for row_of_told in (row for size in sizes for row in told_rows(size)):
-        print(row_of_told, flush=True)
+        lines.append([name, *cells])
+    print(render_table(("pods x adapters, policy", *_STEPS), lines), end="\n\n", flush=True)
+    declared = list(declared_rows(args.policies, Fleet(*SIZES[1]), _POLICY_S))
+    print(render_table(_DECLARED_HEADER, declared), end="\n\n", flush=True)
+    told = [row for size in sizes for row in told_rows(size)]
+    print(render_table(_TOLD_HEADER, told))
     return 0
 
 

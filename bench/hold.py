@@ -16,15 +16,15 @@ import argparse
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from bench.crowd import Plan
 from bench.figures import abuse_of, percentile, render_table, total
 from bench.load import Burst, chat_body
-from bench.machine import describe
 from bench.processes import memory, raise_file_limit, require
-from bench.report import keep, parser
-from bench.stack import StackOptions, Variant, running
+from bench.report import describe, keep, parser
+from bench.stack import Stack, StackOptions, Variant, running
 from extproc.stack.processes import StackError
 
 _CONNECTIONS = 100  # of the burst's clients
@@ -39,188 +39,135 @@ _OVERLOAD_HOLD_S = 5.0  # as manifests/envoy-gateway has it
 _EMPTY_MESSAGE = bytes(5)  # not compressed, no bytes
 _GRPC_HEADERS = {"content-type": "application/grpc", "te": "trailers"}
 
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One burst.
-
-    Attributes:
-        kind: `hold`, `overload` or `connections`.
-        transport: That carried it.
-        num_requests: Sent, all at once; by `connections` one a second on each.
-        statuses: How many ended how; those without an answer do not appear.
-        num_held: Most open ext_proc streams at one look.
-        p50_s: Median time to the end of the answer.
-        max_s: Longest.
-        rss_before_mb: The router's memory before.
-        held_mb: Its memory at the last such look.
-        peak_mb: Its most (VmHWM), answers included.
-        envoy_peak_mb: The gateway's most.
-        envoy_faults: Envoy's counters of what must not happen.
-        abuse: The router's limits that Envoy ran into.
-    """
-
-    kind: str
-    transport: str
-    num_requests: int
-    statuses: dict[int, int]
-    num_held: int
-    p50_s: float
-    max_s: float
-    rss_before_mb: float
-    held_mb: float
-    peak_mb: float
-    envoy_peak_mb: float
-    envoy_faults: dict[str, int]
-    abuse: dict[str, int]
-
-    @property
-    def is_good(self) -> bool:
-        """Whether every request was answered as it should be and nobody saw a fault."""
-        faults = (*self.envoy_faults.values(), *self.abuse.values())
-        allowed = {200, 429} if self.kind == "overload" else {200}
-        is_answered = sum(self.statuses.values()) == self.num_requests
-        return is_answered and self.statuses.keys() <= allowed and not any(faults)
+Row = dict[str, Any]
 
 
-def hold(args: argparse.Namespace, transport: Variant) -> Row:
-    """Send a burst that a policy holds for a while.
+def rows(args: argparse.Namespace) -> list[Row]:
+    """Return what became of each kind of burst.
 
     Raises:
         StackError: Something did not start.
     """
-    options = StackOptions(
-        transport,
-        message_timeout_s=args.message_timeout,
-        router={"policy": {"name": "bench.holdpolicy:Hold", "args": {"hold_s": args.hold}}},
-    )
-    return _measure("hold", options, args.requests, args.hold, args.body_bytes)
+    hold = {"policy": {"name": "bench.holdpolicy:Hold", "args": {"hold_s": args.hold}}}
+    overload = {"request": {"max_hold_s": _OVERLOAD_HOLD_S}}
+    timeout_s, num = args.message_timeout, args.requests
+    held = StackOptions(Variant.WIRE, message_timeout_s=timeout_s, router=hold)
+    full = StackOptions(Variant.WIRE, Plan(_OVERLOADED_PODS), timeout_s, overload)
+    num_direct = args.connections * max(1, round(args.seconds))
+    return [
+        _row("hold", held, num, args.hold, body_bytes=args.body_bytes),
+        _row("overload", full, num, _OVERLOAD_HOLD_S, body_bytes=_LONG_BODY_BYTES),
+        _row(
+            *("connections", StackOptions(Variant.WIRE), num_direct, args.seconds),
+            num_connections=args.connections,
+        ),
+    ]
 
 
-def overload(args: argparse.Namespace, transport: Variant) -> Row:
-    """Send a burst of which most must wait, and many in vain.
-
-    Raises:
-        StackError: Something did not start.
-    """
-    options = StackOptions(
-        transport,
-        num_pods=_OVERLOADED_PODS,
-        message_timeout_s=args.message_timeout,
-        router={"request": {"max_hold_s": _OVERLOAD_HOLD_S}},
-    )
-    return _measure("overload", options, args.requests, _OVERLOAD_HOLD_S, _LONG_BODY_BYTES)
-
-
-def connections(args: argparse.Namespace, transport: Variant) -> Row:
-    """Open connections to the router itself and ask on each of them once a second.
-
-    Raises:
-        StackError: Something did not start.
-    """
-    num_requests = args.connections * max(1, round(args.seconds))
-    options = StackOptions(transport)
-    return _measure("connections", options, num_requests, args.seconds, 0, args.connections)
-
-
-def _measure(
+def _row(
     kind: str,
     options: StackOptions,
     num_requests: int,
     lasts_s: float,
-    body_bytes: int,
-    num_direct: int = 0,
+    *,
+    body_bytes: int = 0,
+    num_connections: int = 0,
 ) -> Row:
     """Send a burst by the gateway, or on connections of its own to the router, and watch it."""
     with running(options) as stack:
         assert stack.server is not None
         time.sleep(_SETTLE_S)
         pid = stack.server.pid
-        rss_before = memory(pid).now_bytes
-        if num_direct:
-            burst = Burst(
-                f"http://{stack.server.address}{_HEALTH_PATH}",
-                num_requests=num_requests,
-                connections=num_direct,
-                body=_EMPTY_MESSAGE,
-                headers=_GRPC_HEADERS,
-                rate_per_connection=1.0,
-            )
-        else:
-            burst = Burst(
-                f"{stack.url}/v1/chat/completions",
-                num_requests=num_requests,
-                connections=_CONNECTIONS,
-                body=chat_body("adapter-00", body_bytes),
-                headers={"content-type": "application/json"},
-            )
+        before_bytes = memory(pid).now_bytes
+        burst = _burst(stack, num_requests, body_bytes, num_connections)
         num_held, held_bytes = 0, 0
-        deadline = time.monotonic() + lasts_s + _MAX_OVERTIME_S
-        while burst.is_running and time.monotonic() < deadline:
+        deadline_s = time.monotonic() + lasts_s + _MAX_OVERTIME_S
+        while burst.is_running and time.monotonic() < deadline_s:
             num_streams = int(total(stack.metrics(), "extproc_streams_active"))
             if num_streams >= num_held:
                 num_held, held_bytes = num_streams, memory(pid).now_bytes
             time.sleep(_SAMPLE_S)
-        requests = burst.finish()
-        durations = [request.duration_us / 1e6 for request in requests] or [0.0]
-        return Row(
-            kind=kind,
-            transport=options.variant,
+        requests = burst.result()
+        seconds = [each for _, each in requests] or [0.0]
+        return {
+            **{"kind": kind, "num_requests": num_requests},
+            "statuses": dict(Counter(status for status, _ in requests)),
+            "num_held": num_held,
+            "p50_s": percentile(seconds, 50),
+            "max_s": max(seconds),
+            "rss_before_mb": before_bytes / 1e6,
+            "held_mb": held_bytes / 1e6,
+            "peak_mb": memory(pid).peak_bytes / 1e6,
+            "envoy_peak_mb": memory(stack.gateway.pid).peak_bytes / 1e6,
+            "envoy_faults": stack.envoy_faults(),
+            "abuse": abuse_of(stack.metrics()),
+        }
+
+
+def _burst(stack: Stack, num_requests: int, body_bytes: int, num_connections: int) -> Burst:
+    assert stack.server is not None
+    if num_connections:
+        return Burst(
+            f"http://{stack.server.address}{_HEALTH_PATH}",
             num_requests=num_requests,
-            statuses=dict(Counter(request.status for request in requests)),
-            num_held=num_held,
-            p50_s=percentile(durations, 50),
-            max_s=max(durations),
-            rss_before_mb=rss_before / 1e6,
-            held_mb=held_bytes / 1e6,
-            peak_mb=memory(pid).peak_bytes / 1e6,
-            envoy_peak_mb=memory(stack.gateway.pid).peak_bytes / 1e6,
-            envoy_faults=stack.envoy_faults(),
-            abuse=abuse_of(stack.metrics()),
+            connections=num_connections,
+            body=_EMPTY_MESSAGE,
+            headers=_GRPC_HEADERS,
+            rate_per_connection=1.0,
         )
+    return Burst(
+        f"{stack.url}/v1/chat/completions",
+        num_requests=num_requests,
+        connections=_CONNECTIONS,
+        body=chat_body("adapter-00", body_bytes),
+        headers={"content-type": "application/json"},
+    )
 
 
-def _render(rows: Sequence[Row]) -> str:
-    header = ["burst", "transport", "requests", "held at once", "statuses", "p50 / max s"]
+def is_good(row: Row) -> bool:
+    """Return whether every request was answered as it should be and nobody saw a fault."""
+    allowed = {200, 429} if row["kind"] == "overload" else {200}
+    statuses, faults = row["statuses"], (*row["envoy_faults"].values(), *row["abuse"].values())
+    is_answered = sum(statuses.values()) == row["num_requests"]
+    return is_answered and statuses.keys() <= allowed and not any(faults)
+
+
+def _render(found: Sequence[Row]) -> str:
+    header = ["burst", "requests", "held at once", "statuses", "p50 / max s"]
     header += ["router MB", "Envoy MB", "Envoy's faults", "abuse"]
     cells = [
         [
-            each.kind,
-            each.transport,
-            str(each.num_requests),
-            str(each.num_held),
-            _counts(each.statuses),
-            f"{each.p50_s:.1f} / {each.max_s:.1f}",
-            f"{each.rss_before_mb:.0f} -> {each.held_mb:.0f}, most {each.peak_mb:.0f}",
-            f"{each.envoy_peak_mb:.0f}",
-            _counts({name: n for name, n in each.envoy_faults.items() if n}) or "none",
-            _counts(each.abuse) or "none",
+            *(str(each[name]) for name in ("kind", "num_requests", "num_held")),
+            _counts(each["statuses"]),
+            f"{each['p50_s']:.1f} / {each['max_s']:.1f}",
+            f"{each['rss_before_mb']:.0f} -> {each['held_mb']:.0f}, most {each['peak_mb']:.0f}",
+            f"{each['envoy_peak_mb']:.0f}",
+            _counts(each["envoy_faults"]) or "none",
+            _counts(each["abuse"]) or "none",
         ]
-        for each in rows
+        for each in found
     ]
     return render_table(header, cells)
 
 
-def _counts(counts: dict[int, int] | dict[str, int]) -> str:
-    return ", ".join(f"{name}: {count}" for name, count in counts.items())
+def _counts(counts: Mapping[Any, int]) -> str:
+    return ", ".join(f"{name}: {count}" for name, count in counts.items() if count)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run all; the exit status is 1 where a request on our own transport was not answered."""
+    """Run all; the exit status is 1 where a request was not answered."""
     args = _parse(arguments)
-    rows = []
     try:
         require("h2load")
         raise_file_limit()
         machine = describe()
-        for kind in (hold, overload, connections):
-            rows += [kind(args, transport) for transport in args.transports]
+        found = rows(args)
     except StackError as error:
         print(f"bench-hold: {error}", file=sys.stderr)
         return 1
-    print(_render(rows))
-    keep("hold", args, machine, {"rows": [asdict(each) for each in rows]})
-    return 0 if all(each.is_good for each in rows if each.transport == Variant.WIRE) else 1
+    print(_render(found))
+    keep("hold", args, machine, {"rows": found})
+    return 0 if all(is_good(each) for each in found) else 1
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -228,21 +175,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = options.add_argument
     add("--requests", type=int, help="in the burst (default 10000)")
     add("--hold", type=float, help="seconds (default 15)")
-    add(
-        "--message-timeout",
-        type=float,
-        default=_MESSAGE_TIMEOUT_S,
-        help="Envoy's, seconds (default 1; what `extproc envoy` prints is 10)",
-    )
+    said = "Envoy's, seconds (default 1; what `extproc envoy` prints is 10)"
+    add("--message-timeout", type=float, default=_MESSAGE_TIMEOUT_S, help=said)
     add("--body-bytes", type=int, default=308)
     add("--connections", type=int, help="to the router (default 1000)")
     add("--seconds", type=float, help="that they stay (default 10)")
-    add(
-        "--transports",
-        type=Variant,
-        nargs="+",
-        default=[Variant.GRPCIO, Variant.WIRE],
-    )
     args = options.parse_args(arguments)
     args.requests = args.requests or (1000 if args.quick else 10_000)
     args.hold = args.hold or (3.0 if args.quick else 15.0)

@@ -11,21 +11,20 @@ import asyncio
 import heapq
 import random
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
 from itertools import count, cycle
 from typing import Any, Final
 
 import yaml
 
-from bench.envoys import adapter_names, metrics_page
 from bench.load import chat_body
+from bench.pods import SLOTS, adapter_names, metrics_page
 from bench.recording import BODY_BYTES, RECORDED, Ended, Recording, answered
 from extproc.config.file import parse_config
 from extproc.reports.engines import PROFILES
-from extproc.reports.exposition import parse_report
+from extproc.reports.pagereader import PageReader
 from extproc.service.clocks import Clocks
 from extproc.service.parts import Parts
 from extproc.service.routing import make_policy
@@ -55,7 +54,7 @@ class Load:
     Attributes:
         body_bytes: Of each request.
         router: The router's configuration, by section.
-        without: What else is off: names in `bench.stubs.STUBS`.
+        without: What else is off: names in `bench.stages.STUBS`.
     """
 
     num_pods: int = 16
@@ -110,10 +109,16 @@ class DrivenLoop(asyncio.SelectorEventLoop):
 
     def due(self) -> None:
         """Run the timers whose time has come."""
+        for _ in self.passes():
+            pass
+
+    def passes(self) -> Iterator[None]:
+        """Run them one after the other, and those that these set."""
         while self._kept and self._kept[0][0] <= self.now:
             _, _, handle = heapq.heappop(self._kept)
             if not handle.cancelled():
                 handle._run()
+                yield
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """Nothing: it is left out when its time comes."""
@@ -140,7 +145,7 @@ class HotPath:
         self.methods = self.parts.services.methods()
         self._recording = Recording(RECORDED.read_bytes())
         self._pages = {address: cycle(self._two_pages(address)) for address in self.addresses}
-        self._readers = {address: _reader() for address in self.addresses}
+        self._readers = {address: PageReader(PROFILES["vllm"]).read for address in self.addresses}
         self._reports = cycle(self.addresses)
         self._numbers = count(1)
         self._answered: deque[Ended] = deque()
@@ -171,10 +176,13 @@ class HotPath:
     def _two_pages(self, address: str) -> list[bytes]:
         """A pod's pages of metrics: it has run eight adapters lately, the next one others."""
         first = 4 * self.addresses.index(address)
-        recent = [self._names[(first + n) % len(self._names)] for n in range(8)]
+        now_s, num = self._wall(), len(self._names)
+        ran_at_s = {self._names[(first + n) % num]: now_s - 1 - n for n in range(SLOTS)}
         return [
-            metrics_page(recent, now_wall_s=self._wall(), num_running=num_running).encode()
-            for num_running in ("1.0", "2.0")
+            metrics_page(
+                ran_at_s, started_wall_s=now_s - 3600, num_running=num_running, has_waiting=True
+            )
+            for num_running in (1, 2)
         ]
 
     def exchange(self, data: bytes) -> bytes:
@@ -239,16 +247,6 @@ class HotPath:
         page = next(self._pages[address])
         report = timed("parse", partial(self._readers[address], page))
         timed("report", partial(self.record, address, report))
-
-
-def _reader() -> Callable[[bytes], LoadReport]:
-    """Return what reads the pages of one pod, of older checkouts each as a whole."""
-    try:
-        pages = import_module("extproc.reports.pagereader")
-    except ModuleNotFoundError:
-        return partial(parse_report, profile=PROFILES["vllm"])
-    read: Callable[[bytes], LoadReport] = pages.PageReader(PROFILES["vllm"]).read
-    return read
 
 
 Timed = Callable[[str, Callable[[], Any]], Any]

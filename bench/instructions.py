@@ -3,15 +3,19 @@
 Recorded bytes of a real Envoy go through the router's real objects, without sockets and with a
 clock of their own; callgrind counts. Instructions hardly differ from run to run, whatever else the
 machine does; CPU time is the least of several turns.
+
+Or, with `--prices`, the price of each thing that is on by default: what a request and its log entry
+cost with it, and without. Each is off alone: by its setting, or where there is none by a stub.
+Requests have to be many and alike for differences this small, so CPU time is of less use here.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from bench import checkouts
 from bench.checkouts import HERE, Amounts
@@ -45,6 +49,25 @@ STAGES: Final[tuple[tuple[str, dict[str, int]], ...]] = (
 called from instead."""
 
 
+ALL: Final = "all on"
+THINGS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "nothing: the noise": {},
+    "alternates": {"router": {"destination": {"num_alternates": 0}}},
+    "outliers": {"router": {"outliers": {"enabled": False}}},
+    "decisions": {"without": ["decisions"]},
+    "decisions kept": {"router": {"admin": {"max_decisions": 0}}},
+    "metrics by adapter": {"router": {"admin": {"max_adapter_labels": 0}}},
+    "metrics of requests": {"without": ["telemetry"]},
+    "attainment": {"without": ["attainment"]},
+    "learned costs": {"without": ["speeds"]},
+    "beginnings of prompts": {"without": ["prefixes"]},
+    "turns of tenants": {"router": {"queue": {"fair": False}}},
+    "least_harm instead of founding": {"router": {"policy": {"name": "founding"}}},
+}
+"""What is off in each: settings of the router, and stubs."""
+_PRICED: Final = ("request", "later", "log")
+
+
 def amount(found: Amounts, load: str, terms: dict[str, int]) -> float | None:
     """Return what a stage costs; None if nothing of it was measured."""
     values = [(sign, found.get((load, name))) for name, sign in terms.items()]
@@ -68,8 +91,30 @@ def table(load: str, kinds: Sequence[tuple[str, list[Amounts]]]) -> str:
     return render_table(header, rows)
 
 
-def _kinds(args: argparse.Namespace, plan: Plan) -> Iterator[tuple[str, list[Amounts]]]:
-    compared = [HERE] if args.other is None else [args.other, HERE]
+def price_table(kinds: Mapping[str, Amounts]) -> str:
+    """Return the table: for each kind of cost what each thing takes of it, and its share."""
+    header, rows = ["off alone"], [[ALL], *([name] for name in THINGS)]
+    for unit, found in kinds.items():
+        header += [unit, "%"]
+        all_on = _sum(found, ALL)
+        assert all_on is not None
+        rows[0] += [f"{all_on:.1f}", "100.0"]
+        for row, name in zip(rows[1:], THINGS, strict=True):
+            without = _sum(found, name)
+            price = None if without is None else all_on - without
+            row += ["-", "-"] if price is None else [f"{price:.1f}", f"{100 * price / all_on:.1f}"]
+    return render_table(header, rows)
+
+
+def _sum(found: Amounts, load: str) -> float | None:
+    """Return what a request costs; None where the checkout lacks what is to be put aside."""
+    values = [found[load, measure] for measure in _PRICED]
+    return None if None in values else sum(value or 0.0 for value in values)
+
+
+def _kinds(
+    args: argparse.Namespace, plan: Plan, *compared: Path
+) -> Iterator[tuple[str, list[Amounts]]]:
     if not args.cpu_only and checkouts.has_valgrind():
         counted = [checkouts.instructions(checkout, plan) for checkout in compared]
         yield "thousand instructions", [checkouts.thousands(each) for each in counted]
@@ -83,37 +128,62 @@ def _kinds(args: argparse.Namespace, plan: Plan) -> Iterator[tuple[str, list[Amo
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit status."""
     args = _parse(arguments)
+    try:
+        for table_of_load in _prices(args) if args.prices else _stages(args):
+            print(table_of_load, end="\n\n", flush=True)
+    except StackError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _stages(args: argparse.Namespace) -> Iterator[str]:
     loads = {
         f"{policy}, {body_bytes} B": {
-            "num_pods": args.pods,
-            "num_adapters": args.adapters,
-            "body_bytes": body_bytes,
+            **_load(args, body_bytes),
             "router": {"policy": {"name": policy}},
         }
         for body_bytes in args.bodies
         for policy in args.policies
     }
-    plan = Plan(loads, list(MEASURES), args.requests, args.turns, counts_instructions=False)
-    try:
-        kinds = list(_kinds(args, plan))
-    except StackError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
-    for load in loads:
-        print(table(load, kinds), end="\n\n")
-    return 0
+    compared = [HERE] if args.other is None else [args.other, HERE]
+    kinds = list(_kinds(args, _plan(args, loads, MEASURES), *compared))
+    yield from (table(load, kinds) for load in loads)
+
+
+def _prices(args: argparse.Namespace) -> Iterator[str]:
+    for body_bytes in args.bodies:
+        common = _load(args, body_bytes)
+        loads = {name: {**common, **off} for name, off in {ALL: {}, **THINGS}.items()}
+        kinds = _kinds(args, _plan(args, loads, _PRICED), args.other or HERE)
+        priced = price_table({unit: found for unit, [found] in kinds})
+        yield f"{body_bytes:,} B, {args.pods} pods\n\n{priced}"
+
+
+def _load(args: argparse.Namespace, body_bytes: int) -> dict[str, Any]:
+    return {"num_pods": args.pods, "num_adapters": args.adapters, "body_bytes": body_bytes}
+
+
+def _plan(args: argparse.Namespace, loads: dict[str, Any], measures: Iterable[str]) -> Plan:
+    return Plan(loads, list(measures), args.requests, args.turns, counts_instructions=False)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.instructions", description=__doc__)
-    parser.add_argument(
-        "--other", type=Path, metavar="CHECKOUT", help="another one's router, measured beside ours"
-    )
-    parser.add_argument("--policies", nargs="+", default=["least_harm", "founding"])
-    parser.add_argument("--bodies", type=int, nargs="+", default=[BODY_BYTES, 107_000])
-    parser.add_argument("--rounds", type=int, default=2, help="of CPU time (default 2)")
-    checkouts.add_options(parser, turns=10)
-    return parser.parse_args(arguments)
+    add = parser.add_argument
+    add("--other", type=Path, metavar="CHECKOUT", help="another one's router, beside ours")
+    add("--prices", action="store_true", help="the price of each default, not the stages")
+    add("--policies", nargs="+", default=["least_harm", "founding"], help="of the stages")
+    add("--bodies", type=int, nargs="+", help=f"(default {BODY_BYTES} 107000; prices: the first)")
+    add("--rounds", type=int, default=2, help="of CPU time (default 2)")
+    add("--pods", type=int, default=16, help="(default 16)")
+    add("--adapters", type=int, default=64, help="(default 64)")
+    add("--requests", type=int, default=64, help="a turn (default 64)")
+    add("--turns", type=int, default=10, help="of CPU time in a round (default 10)")
+    add("--cpu-only", action="store_true", help="count no instructions")
+    args = parser.parse_args(arguments)
+    args.bodies = args.bodies or ([BODY_BYTES] if args.prices else [BODY_BYTES, 107_000])
+    return args
 
 
 if __name__ == "__main__":

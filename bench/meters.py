@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from time import process_time_ns
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 VALGRIND: Final = (
     "valgrind",
@@ -25,27 +26,15 @@ VALGRIND: Final = (
 """The command before the one that is measured; `--callgrind-out-file` is still to be added."""
 
 
-class Meter(Protocol):
+class Meter(ABC):
     """Measures calls.
 
     Attributes:
         num_calls: Measured since the last `take`.
     """
 
-    num_calls: int
-
-    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call, and measure it unless that happens within another one that is measured."""
-
-    def take(self) -> float:
-        """Return what was measured since the last time, and forget it."""
-
-
-class CpuTime:
-    """Microseconds of this process."""
-
     def __init__(self) -> None:
-        self.num_calls = self._ns = 0
+        self.num_calls = 0
         self._is_on = False
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -54,42 +43,55 @@ class CpuTime:
             return function(*args, **kwargs)
         self.num_calls += 1
         self._is_on = True
+        try:
+            return self._measured(function, args, kwargs)
+        finally:
+            self._is_on = False
+
+    @abstractmethod
+    def _measured(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Call and measure."""
+
+    def take(self) -> float:
+        """Return what was measured since the last time, and forget it."""
+        self.num_calls = 0
+        return 0.0
+
+
+class CpuTime(Meter):
+    """Microseconds of this process."""
+
+    _ns = 0
+
+    def _measured(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
         began_ns = process_time_ns()
         try:
             return function(*args, **kwargs)
         finally:
             self._ns += process_time_ns() - began_ns
-            self._is_on = False
 
     def take(self) -> float:
-        """Return what was measured since the last time, and forget it."""
-        taken, self._ns, self.num_calls = self._ns / 1e3, 0, 0
-        return taken
+        """See `Meter`."""
+        taken_us, self._ns = self._ns / 1e3, 0
+        return taken_us + super().take()
 
 
-class Instructions:
+class Instructions(Meter):
     """Instructions of this process under callgrind, which writes them to files: `dumped`."""
 
-    def __init__(self) -> None:
-        self.num_calls = 0
-        self._is_on = False
-
-    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call, and measure it unless that happens within another one that is measured."""
-        if self._is_on:
-            return function(*args, **kwargs)
-        self.num_calls += 1
-        self._is_on = True
-        try:
-            return sys.call_tracing(_apply, (function, args, kwargs))
-        finally:
-            self._is_on = False
+    def _measured(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        return sys.call_tracing(_apply, (function, args, kwargs))
 
     def take(self) -> float:
         """Have callgrind write what was measured, and forget it; returns nothing."""
         sys.setrecursionlimit(sys.getrecursionlimit())
-        self.num_calls = 0
-        return 0.0
+        return super().take()
 
 
 def _apply(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

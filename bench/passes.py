@@ -22,8 +22,9 @@ from time import process_time
 from typing import NamedTuple
 
 from bench.figures import render_table
+from bench.hotpath import DrivenLoop
 from bench.processes import memory
-from bench.router import BUFFERED, FULL_DUPLEX, BenchedRouter, Loop, body_message
+from bench.router import BUFFERED, FULL_DUPLEX, BenchedRouter, body_message
 from extproc.adapters.declared import Declaration
 from extproc.adapters.planner import Planner
 from extproc.queue.status import describe_queue
@@ -93,7 +94,7 @@ class Passes:
         self.router.fill()
 
     def _list(self, cards: Sequence[ModelCard], address: str = "") -> None:
-        now = self.router.now
+        now = self.router.loop.now
         self._pool.record_models(address or self._address, cards, now=now)
 
     def _change(self) -> None:
@@ -122,23 +123,23 @@ class Passes:
             self._list(cards, address)
 
     def _look(self) -> Iterator[object]:
-        now = self.router.now + self._num_changes
+        now = self.router.loop.now + self._num_changes
         return self._planner.passes(self._pool.pod_states(now=now), {}, now=now)
 
     def _body(self) -> object:
-        return self._models.body(None, now=self.router.now)
+        return self._models.body(None, now=self.router.loop.now)
 
     def _metrics(self) -> object:
         return iter(self.router.parts.telemetry.registry.collect())
 
     def _reach(self) -> None:
-        reach = self._routing.router.reach(now=self.router.now)
+        reach = self._routing.router.reach(now=self.router.loop.now)
         for adapter in self.router.adapters[:_MODELS_ASKED]:
             reach.of(RequestInfo(adapter, adapter))
 
     def of_fleet(self) -> Iterator[Pass]:
         """Yield what depends on pods and adapters."""
-        router, now = self.router, self.router.now
+        router, now = self.router, self.router.loop.now
         listed, moved = self._cards, decode_models(router.models_page("/moved"))
         others = router.addresses[:-1]
         yield Pass("a pod's list of models: decoded", lambda: decode_models(self._page))
@@ -160,7 +161,7 @@ class Passes:
         )
         yield Pass(f"where requests for {_MODELS_ASKED} models may go", self._reach)
         declared = [Declaration(name, f"hf:org/{name}") for name in router.adapters]
-        self._planner.declare(declared, now=self.router.now)
+        self._planner.declare(declared, now=self.router.loop.now)
         yield Pass("a look at pods that list thousands of others' names", self._look, self._see_all)
         for address in router.addresses[:2]:
             self._list(listed, address)
@@ -170,17 +171,19 @@ class Passes:
         """Yield what depends on requests that are held."""
         router, queue = self.router, self._routing.router.queue
         yield Pass("`/metrics`", self._metrics)
-        yield Pass("what is held, for the live page", lambda: describe_queue(queue, now=router.now))
+        yield Pass(
+            "what is held, for the live page", lambda: describe_queue(queue, now=router.loop.now)
+        )
         yield Pass("a frame of the live page", router.feed.compose)
-        yield Pass("adapters needed next", lambda: queue.adapters(router.now))
+        yield Pass("adapters needed next", lambda: queue.adapters(router.loop.now))
         yield Pass("one more request", lambda: router.hold(0))
         yield Pass(
-            "an offer of room", lambda: self._routing.router.offer(now=router.now), self._free
+            "an offer of room", lambda: self._routing.router.offer(now=router.loop.now), self._free
         )
 
     def _free(self) -> None:
-        self.router.now += 1.0
-        self._routing.router.queue.freed(self.router.now)
+        self.router.loop.now += 1.0
+        self._routing.router.queue.freed(self.router.loop.now)
 
 
 _TEXT = "The quick brown fox jumps over the lazy dog. "
@@ -234,7 +237,7 @@ class Bodies:
         for message in messages:
             session.receive(message)
             yield
-            yield from self._router.loop.run_due()
+            yield from self._router.loop.passes()
         assert sink.is_ended
         session.closed()
 
@@ -272,7 +275,7 @@ def _measure_bodies(args: argparse.Namespace) -> Rows:
 
 
 def _run(measure: Coroutine[None, None, Rows]) -> Rows:
-    with asyncio.Runner(loop_factory=Loop) as runner:
+    with asyncio.Runner(loop_factory=DrivenLoop) as runner:
         return runner.run(measure)
 
 

@@ -113,6 +113,14 @@ class Memory:
     peak_bytes: int
 
 
+def forget_peak(pid: int) -> None:
+    """Have the peak of a process's memory begin anew.
+
+    Source: proc_pid_clear_refs(5).
+    """
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
 def memory(pid: int) -> Memory:
     """Return the memory of a process; none of one that is about to end."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()

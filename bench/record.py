@@ -6,24 +6,18 @@ Envoy, router and pods are those of `bench.run`; a tap between Envoy and router 
 from __future__ import annotations
 
 import asyncio
-import http.client
-import sys
-import threading
-import time
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
-from bench import envoys
+import aiohttp
+
+from bench.crowd import Crowd, Plan
 from bench.load import chat_body
-from bench.processes import require, started
 from bench.recording import BODY_BYTES, PATH, RECORDED, shortened
-from extproc.stack.processes import StackError, free_port
+from bench.stack import gateway_config
 from extproc.stack.stack import Envoy, Router
 
 _NUM_REQUESTS: Final = 3
 """So many that the last ones' headers are all in the connection's table."""
-_ADAPTERS: Final = envoys.adapter_names(4)
 _LOGGED_S: Final = 2.5
 """Envoy sends an access log entry within a second."""
 
@@ -31,23 +25,15 @@ _LOGGED_S: Final = 2.5
 class Tap:
     """Passes connections on, and keeps what comes in on each."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, target: str) -> None:
         self.inbound: list[bytearray] = []
-        self._target = host, port
+        self._host, _, self._port = target.rpartition(":")
 
-    async def serve(self, port: int) -> None:
-        """Serve until cancelled."""
-        server = await asyncio.start_server(self._pass_on, "127.0.0.1", port)
-        async with server:
-            await server.serve_forever()
-
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        kept = bytearray()
-        self.inbound.append(kept)
-        back, forth = await asyncio.open_connection(*self._target)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_pump(reader, forth, kept))
-            tasks.create_task(_pump(back, writer, bytearray()))
+    async def pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Pass on a connection."""
+        self.inbound.append(kept := bytearray())
+        back, forth = await asyncio.open_connection(self._host, int(self._port))
+        await asyncio.gather(_pump(reader, forth, kept), _pump(back, writer, bytearray()))
 
 
 async def _pump(
@@ -60,70 +46,35 @@ async def _pump(
     writer.close()
 
 
-@contextmanager
-def _beside(work: Coroutine[Any, Any, None]) -> Iterator[None]:
-    """Run a coroutine in a thread of its own, until the end of the context."""
-    with asyncio.Runner() as runner:
-        loop = runner.get_loop()
-        task = loop.create_task(work)
-        thread = threading.Thread(target=runner.run, args=(_ended(task),))
-        thread.start()
-        try:
-            yield
-        finally:
-            loop.call_soon_threadsafe(task.cancel)
-            thread.join()
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    await asyncio.wait([task])
-
-
-def record() -> bytes:
+async def record() -> bytes:
     """Return what Envoy sent on the connection of some requests and of their log entries.
 
     Raises:
-        StackError: Something did not start, or a request failed.
+        StackError: Something did not start.
+        aiohttp.ClientResponseError: A request failed.
     """
-    with started(Envoy(envoys.pods_config(2, adapters=_ADAPTERS), name="pods")) as pods_envoy:
-        pods = [f"127.0.0.1:{port}" for port in pods_envoy.ports]
-        router = Router({"discovery": {"static": pods}, "log": {"level": "error"}})
-        with started(router):
-            host, _, port = router.address.rpartition(":")
-            tap, tap_port = Tap(host, int(port)), free_port()
-            address = f"127.0.0.1:{tap_port}"
-            config = envoys.gateway_config(pods=pods, router=address, is_ours=True)
-            with _beside(tap.serve(tap_port)), started(Envoy(config, name="gateway")) as gateway:
-                _ask(gateway.port)
+    async with Crowd(Plan(2, 4)) as crowd:
+        config = {"discovery": {"static": crowd.pods}, "log": {"level": "error"}}
+        async with Router(config) as router:
+            tap = Tap(router.address)
+            async with await asyncio.start_server(tap.pass_on, "127.0.0.1", 0) as server:
+                port = server.sockets[0].getsockname()[1]
+                gateway = gateway_config(crowd.pods, f"127.0.0.1:{port}", is_ours=True)
+                async with Envoy(gateway, name="gateway") as envoy:
+                    await _ask(envoy.url)
             (inbound,) = [bytes(each) for each in tap.inbound if PATH in each]
             return shortened(inbound)
 
 
-def _ask(port: int) -> None:
-    client = http.client.HTTPConnection("127.0.0.1", port)
-    for _ in range(_NUM_REQUESTS):
-        headers = {"content-type": "application/json"}
-        body = chat_body(_ADAPTERS[0], BODY_BYTES)
-        client.request("POST", PATH.decode(), body, headers)
-        with client.getresponse() as response:
-            response.read()
-            if response.status != http.HTTPStatus.OK:
-                raise StackError(f"a request failed with {response.status}")
-        time.sleep(_LOGGED_S)
-    client.close()
-
-
-def main() -> int:
-    """Write the recording; returns the exit status."""
-    try:
-        require()
-        RECORDED.write_bytes(record())
-    except StackError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
-    print(RECORDED)
-    return 0
+async def _ask(url: str) -> None:
+    body, headers = chat_body("adapter-00", BODY_BYTES), {"content-type": "application/json"}
+    async with aiohttp.ClientSession(raise_for_status=True, headers=headers) as http:
+        for _ in range(_NUM_REQUESTS):
+            async with http.post(f"{url}{PATH.decode()}", data=body) as response:
+                await response.read()
+            await asyncio.sleep(_LOGGED_S)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    RECORDED.write_bytes(asyncio.run(record()))
+    print(RECORDED)

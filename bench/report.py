@@ -1,60 +1,52 @@
-"""Tables for people and JSON for machines."""
+"""Tables for people, JSON for machines, and which machine it was."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
+import re
+import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from bench.figures import minus, ratio, render_table
-from bench.machine import slug
+from extproc.stack.stack import find_envoy
 
 Figures = Mapping[str, float | None]
 
 _FOLDER = Path(__file__).parent
-_NAMES = {
-    "none": "no ext_proc",
-    "empty": "empty grpc.aio",
-    "grpcio": "least_harm on grpcio",
+_BUSY = 0.3
+"""Load per core before the start from which on figures say more about the rest than about us."""
+_NAMES = {"none": "no ext_proc", "empty": "empty grpc.aio"}
+_AT_REST = {
+    "cores, pages that stay": "idle/quiet_cores",
+    "cores, pages that change": "idle/busy_cores",
+    "VmRSS, MB": "memory/rss_mb",
+    "VmHWM, MB": "memory/peak_mb",
+    "requests held": "held/requests",
+    "ms between two scrapes in the end": "scrapes/ms_between",
 }
 
+# ---- `bench.run`
 
-@dataclass(frozen=True, slots=True)
-class Results:
-    """One run of `bench.run`.
 
-    Attributes:
-        machine: Where.
-        options: How it was called.
-        cells: Names, in order.
-        medians: Figures by column; each the median of its rounds.
-        rounds: Figures by column, round for round.
-    """
-
-    machine: Mapping[str, Any]
-    options: Mapping[str, Any]
-    cells: list[str]
-    medians: Mapping[str, Figures]
-    rounds: list[dict[str, dict[str, float | None]]]
-
-    @property
-    def ratios(self) -> dict[str, dict[str, float | None]]:
-        """Every figure over the empty server's of the same run; latencies less those without."""
-        empty, none = self.medians.get("empty", {}), self.medians.get("none", {})
-        found: dict[str, dict[str, float | None]] = {}
-        for variant, figures in self.medians.items():
-            if variant in ("none", "empty"):
-                continue
-            found[variant] = {
-                name: ratio(_added(name, value, none), _added(name, empty.get(name), none))
-                for name, value in figures.items()
-            }
-        return found
+def ratios(medians: Mapping[str, Figures]) -> dict[str, dict[str, float | None]]:
+    """Every figure over the empty server's of the same run; latencies less those without."""
+    empty, none = medians.get("empty", {}), medians.get("none", {})
+    return {
+        column: {
+            name: ratio(_added(name, value, none), _added(name, empty.get(name), none))
+            for name, value in figures.items()
+        }
+        for column, figures in medians.items()
+        if column not in ("none", "empty")
+    }
 
 
 def _added(name: str, value: float | None, none: Figures) -> float | None:
@@ -62,66 +54,49 @@ def _added(name: str, value: float | None, none: Figures) -> float | None:
     return minus(value, none.get(name)) if name.endswith("_ms") else value
 
 
-def render(results: Results) -> str:
-    """The tables."""
-    machine = results.machine
+def render(machine: Mapping[str, Any], cells: Sequence[str], medians: Mapping[str, Figures]) -> str:
+    """The tables: each column's medians of every cell."""
     what = ", ".join(f"{name} {value}" for name, value in machine.items() if name != "cpu")
-    parts = [f"{machine['cpu']}: {what}", ""]
-    header = ["", *(_NAMES.get(variant, variant) for variant in results.medians)]
-    for title, rows in _sections(results.cells):
-        parts += [f"{title} (in brackets: times the empty grpc.aio server)", ""]
-        cells = [[label, *_cells(results, name)] for label, name in rows.items()]
-        parts += [render_table(header, cells), ""]
-    return "\n".join(parts).rstrip()
+    parts = [f"{machine['cpu']}: {what}"]
+    header = ["", *(_NAMES.get(column, column) for column in medians)]
+    for title, rows in _sections(cells):
+        parts.append(f"{title} (in brackets: times the empty grpc.aio server)")
+        lines = [[label, *_cells(medians, name)] for label, name in rows.items()]
+        parts.append(render_table(header, lines))
+    return "\n\n".join(parts)
 
 
-def _sections(cells: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
+def _sections(cells: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
     """The title of each table, and the name of each row's figure."""
-    scheduled = [cell for cell in cells if not cell.endswith("@max")]
     saturated = [cell for cell in cells if cell.endswith("@max")]
-    percentiles = [(cell, which) for cell in scheduled for which in ("p50", "p99")]
-    return [
-        (
-            "ext_proc server, CPU us per request, net of its idle cost",
-            {cell: f"{cell}/server_us_per_request" for cell in cells},
-        ),
-        (
-            "Envoy, CPU us per request",
-            {cell: f"{cell}/envoy_us_per_request" for cell in cells},
-        ),
-        (
-            "Requests per second at saturation",
-            {cell: f"{cell}/requests_per_s" for cell in saturated},
-        ),
-        (
-            "Latency, ms: without ext_proc, and what is added to it",
-            {f"{cell} {which}": f"{cell}/{which}_ms" for cell, which in percentiles},
-        ),
-        (
-            "ext_proc server at rest, and its memory after all cells",
-            {
-                "cores, pages that stay": "idle/quiet_cores",
-                "cores, pages that change": "idle/busy_cores",
-                "VmRSS, MB": "memory/rss_mb",
-                "VmHWM, MB": "memory/peak_mb",
-                "requests held": "held/requests",
-                "ms between two scrapes in the end": "scrapes/ms_between",
-            },
-        ),
-    ]
+    percentiles = [(c, which) for c in cells if c not in saturated for which in ("p50", "p99")]
+    per_request = "us per request"
+    yield (
+        f"ext_proc server, CPU {per_request}, net of its idle cost",
+        {cell: f"{cell}/server_us_per_request" for cell in cells},
+    )
+    yield f"Envoy, CPU {per_request}", {cell: f"{cell}/envoy_us_per_request" for cell in cells}
+    yield "Requests per second at saturation", {c: f"{c}/requests_per_s" for c in saturated}
+    yield (
+        "Latency, ms: without ext_proc, and what is added to it",
+        {f"{cell} {which}": f"{cell}/{which}_ms" for cell, which in percentiles},
+    )
+    yield "ext_proc server at rest, and its memory after all cells", _AT_REST
 
 
-def _cells(results: Results, name: str) -> list[str]:
-    """A figure of each variant, and its ratio."""
+def _cells(medians: Mapping[str, Figures], name: str) -> Iterator[str]:
+    """A figure of each column, and its ratio."""
     form = "{:.3f}" if name.endswith("cores") else "{:.2f}" if name.endswith("_ms") else "{:.0f}"
-    none, cells = results.medians.get("none", {}), []
-    for variant, figures in results.medians.items():
-        value, times = figures.get(name), results.ratios.get(variant, {}).get(name)
-        if variant != "none":
+    none, over = medians.get("none", {}), ratios(medians)
+    for column, figures in medians.items():
+        value = figures.get(name)
+        if column != "none":
             value = _added(name, value, none)
-        text = "-" if value is None else form.format(value)
-        cells.append(text if times is None else f"{text} ({times:.2f})")
-    return cells
+        text, times = "-" if value is None else form.format(value), over.get(column, {}).get(name)
+        yield text if times is None else f"{text} ({times:.2f})"
+
+
+# ---- all benchmarks
 
 
 def parser(name: str, description: str | None) -> argparse.ArgumentParser:
@@ -136,31 +111,43 @@ def parser(name: str, description: str | None) -> argparse.ArgumentParser:
     return made
 
 
-def default_path(kind: str, machine: dict[str, Any], *, is_quick: bool) -> Path:
-    """Where results go: a quick look among what is not kept."""
-    folder = _FOLDER / ("out" if is_quick else "results")
-    prefix = "" if kind == "bench" else f"{kind}-"
-    return folder / f"{prefix}{time.strftime('%Y-%m-%d')}-{slug(machine)}.json"
-
-
 def keep(kind: str, args: argparse.Namespace, machine: dict[str, Any], results: Any) -> None:
-    """Write a result and how it was asked for, to `--out` or where results go, and say where."""
-    path = args.out or default_path(kind, machine, is_quick=getattr(args, "quick", False))
-    called = {key: value for key, value in vars(args).items() if key != "out"}
-    write_json({"machine": machine, "options": called, **results}, path)
-    print(f"\n{path}", file=sys.stderr)
+    """Write a result and how it was asked for, to `--out` or where results go, and say where.
 
-
-def write_json(results: Any, path: Path | str) -> None:
-    """Write a record; three significant digits are more than the machine's noise."""
-    document = asdict(results) if is_dataclass(results) else results  # type: ignore[arg-type]
-    if isinstance(results, Results):
-        document["ratios"] = results.ratios
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    A quick look goes among what is not kept. Four significant digits are more than the machine's
+    noise.
+    """
+    words = re.sub(r"[^a-z0-9]+", "-", str(machine["cpu"]).lower()).strip("-")
+    name = f"{time.strftime('%Y-%m-%d')}-{words}-{machine['cores']}-cores.json"
+    folder = _FOLDER / ("out" if args.quick else "results")
+    path = Path(args.out or folder / (f"{kind}-{name}" if kind else name))
+    called = {key: value for key, value in vars(args).items() if key not in ("out", "other")}
+    document = {"machine": machine, "options": called, **results}
     rounded = json.loads(json.dumps(document, default=str), parse_float=_rounded)
-    target.write_text(json.dumps(rounded, indent=1) + "\n")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(rounded, indent=1) + "\n")
+    print(f"\n{path}", file=sys.stderr)
 
 
 def _rounded(text: str) -> float:
     return float(f"{float(text):.4g}")
+
+
+def describe() -> dict[str, Any]:
+    """CPU model, cores, memory, and the versions that matter. Warns if others use the machine."""
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load > _BUSY * cores:
+        print(f"the machine is busy (load {load:.1f}): do not trust the figures", file=sys.stderr)
+    models = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    envoy = subprocess.run([find_envoy(), "--version"], capture_output=True, text=True, check=True)
+    return {
+        "cpu": models[0] if models else platform.machine(),
+        "cores": cores,
+        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30),
+        "kernel": platform.release().partition("-")[0],
+        "python": platform.python_version(),
+        "grpcio": version("grpcio"),
+        "uvloop": version("uvloop"),
+        "envoy": "".join(re.findall(r"/(\d+\.\d+\.\d+)/", envoy.stdout)[:1]) or "unknown",
+        "load_1min_at_start": round(load, 2),
+    }

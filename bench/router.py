@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
+from bench.hotpath import DrivenLoop
 from extproc.config.file import parse_config
+from extproc.config.liveconfig import LiveConfig
+from extproc.lab.fakepod.formats import model_list
 from extproc.pods.accounting import DecisionRecord
 from extproc.routing.policies import LeastPending
 from extproc.service.adminport import make_feed
 from extproc.service.clocks import Clocks
-from extproc.service.gauges import add_gauges
-from extproc.service.liveconfig import LiveConfig
 from extproc.service.parts import Parts
 from extproc.types import Choice, Endpoint, LoadReport, Pick, RequestInfo, Snapshot, Wait
 from extproc.wire.rpc import Call, Code, Session
@@ -53,31 +53,6 @@ class HoldTenants:
         return self._then.choose(snapshot, request, rng=rng)
 
 
-class Loop(asyncio.SelectorEventLoop):
-    """Keeps the timers that are set, for `run_due`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._set: list[asyncio.TimerHandle] = []
-
-    def call_later(  # type: ignore[override] # of any arguments
-        self, delay: float, callback: Any, *args: Any, context: Any = None
-    ) -> asyncio.TimerHandle:
-        """Set a timer."""
-        timer = super().call_later(delay, callback, *args, context=context)
-        self._set.append(timer)
-        return timer
-
-    def run_due(self) -> Iterator[None]:
-        """Run what was to be called at once, one after the other, until there is nothing."""
-        while self._set:
-            timers, self._set = self._set, []
-            for timer in timers:
-                if not timer.cancelled() and timer.when() <= self.time():
-                    timer._run()
-                    yield
-
-
 class Sink(Call):
     """The call of a session: takes what is sent.
 
@@ -103,21 +78,22 @@ class Sink(Call):
 class BenchedRouter:
     """A router whose pods all list the same adapters and have work for eight of them each.
 
-    Made while a `Loop` runs.
+    Made while a `DrivenLoop` runs.
     """
 
     def __init__(self, num_pods: int, num_adapters: int) -> None:
         loop = asyncio.get_running_loop()
-        assert isinstance(loop, Loop)
-        self.loop, self.now, self.rng = loop, 1000.0, random.Random(1)
+        assert isinstance(loop, DrivenLoop)
+        self.loop, self.rng = loop, random.Random(1)
         self.adapters = [f"adapter-{number}" for number in range(num_adapters)]
         self.addresses = [f"10.0.{n // 250}.{n % 250}:8000" for n in range(num_pods)]
         self._started_wall_s = dict.fromkeys(self.addresses, 1e9)
         config = parse_config(_CONFIG)
-        clocks = Clocks(lambda: self.now, lambda: 1e9 + self.now, self.rng)
+        clocks = Clocks(lambda: loop.now, lambda: 1e9 + loop.now, self.rng)
         self.parts = parts = Parts(config, HoldTenants(), None, clocks=clocks)
         live = LiveConfig(config, None, "", parse=parse_config, configure=parts.configure)
-        add_gauges(parts, live, parts.why_not_ready)
+        parts.add_metrics(lambda: not parts.why_not_ready())
+        live.add_metrics(parts.telemetry)
         self.feed = make_feed(parts, parts.why_not_ready)
         self.set_endpoints(self.addresses)
         for address in self.addresses:
@@ -129,16 +105,8 @@ class BenchedRouter:
 
     def models_page(self, root: str = "/adapters") -> bytes:
         """Return what vLLM's `/v1/models` is: the base model and all adapters."""
-        names = [("base", None), *((name, "base") for name in self.adapters)]
-        permission = {"id": "modelperm-0", "object": "model_permission", "allow_sampling": True}
-        data = [
-            {
-                **{"id": name, "object": "model", "created": 1, "owned_by": "vllm"},
-                **{"root": f"{root}/{name}", "parent": parent, "permission": [permission]},
-            }
-            for name, parent in names
-        ]
-        return json.dumps({"object": "list", "data": data}).encode()
+        paths = {name: f"{root}/{name}" for name in self.adapters}
+        return json.dumps(model_list("base", paths, 8192, 1)).encode()
 
     def restart(self, address: str) -> None:
         """Record the scrape of a pod that has just started again."""
@@ -153,21 +121,22 @@ class BenchedRouter:
             kv_usage_ratio=0.3,
             max_loras=_SLOTS,
             active_adapters=active,
-            adapter_log=tuple([(adapter, 1e9 + self.now) for adapter in active]),
+            adapter_log=tuple([(adapter, 1e9 + self.loop.now) for adapter in active]),
             process_start_wall_s=self._started_wall_s[address],
         )
-        self.parts.routing.pool.record_report(address, report, taken_at_s=self.now)
+        self.parts.routing.pool.record_report(address, report, taken_at_s=self.loop.now)
 
     def fill(self) -> None:
         """Have some requests in flight on every pod, decided and counted."""
+        parts, now = self.parts, self.loop.now
         for address in self.addresses:
             for number in range(_IN_FLIGHT_PER_POD):
                 adapter = self.rng.choice(self.adapters)
-                request = RequestInfo(adapter, adapter, body_bytes=2_000, arrived_at_s=self.now)
+                request = RequestInfo(adapter, adapter, body_bytes=2_000, arrived_at_s=now)
                 pick = Pick(f"{address}-{number}", request, (address,), "bench", "first")
-                self.parts.routing.pool.flights.start(pick, now=self.now)
-                self.parts.telemetry.routed(pick, 1e-4)
-                self.parts.recorder.decisions.publish(DecisionRecord(pick, 1e9 + self.now, 1e-4))
+                parts.routing.pool.flights.start(pick, now=now)
+                parts.telemetry.routed(pick, 1e-4)
+                parts.recorder.decisions.publish(DecisionRecord(pick, 1e9 + now, 1e-4))
 
     def open(self, headers: Mapping[str, str], mode: int = BUFFERED) -> tuple[Session, Sink]:
         """Return a stream whose request's headers have come, and what takes its answers."""

@@ -10,25 +10,21 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from msgspec.structs import asdict
-
-from bench.crowd import Counts
+from bench.crowd import Plan
 from bench.figures import medians, net_us_per_request, total
-from bench.load import LoadResult, run_wrk
-from bench.machine import describe
+from bench.load import Wrk
 from bench.processes import busy_loops, cpu_s, memory, raise_file_limit, require
-from bench.report import Results, default_path, render, write_json
+from bench.report import describe, keep, parser, ratios, render
 from bench.stack import Stack, StackOptions, Variant, running
 from extproc.stack.processes import ChildProcess, StackError
 from extproc.stack.stack import Router
 
 SMALL_BYTES, MIDDLE_BYTES, LARGE_BYTES, HUGE_BYTES = 308, 16_000, 107_000, 1_000_000
-_SATURATING_CONNECTIONS = 64
-_SCHEDULED_CONNECTIONS = 64  # enough that one is always free
 _SETTLE_S = 2.0  # until the first scrapes and the registration of models are over
 KEEPS_UP = 0.97  # of the wanted rate
 _WARM_UP_S, _IDLE_S = 1.0, 4.0
@@ -90,7 +86,6 @@ COLUMNS = {
     "empty": Column(Variant.EMPTY),
     "founding": Column(Variant.WIRE, "founding"),
     "least_harm": Column(Variant.WIRE, "least_harm"),
-    "grpcio": Column(Variant.GRPCIO, "least_harm"),
     "other founding": Column(Variant.OTHER, "founding"),
     "other least_harm": Column(Variant.OTHER, "least_harm"),
 }
@@ -112,8 +107,7 @@ def measure_column(
         time.sleep(_SETTLE_S)
         quiet = _at_rest(stack)
         stack.make_busy()
-        if stack.crowd is not None:
-            time.sleep(_SETTLE_S)
+        time.sleep(_SETTLE_S)
         busy = _at_rest(stack)
         figures: dict[str, float | None] = {f"idle/quiet_{name}": n for name, n in quiet.items()}
         figures |= {f"idle/busy_{name}": n for name, n in busy.items()}
@@ -137,16 +131,17 @@ def _at_rest(stack: Stack) -> dict[str, float]:
     """The cores that the server takes without requests, and what others do a second meanwhile."""
     if stack.server is None:
         return {}
-    began_s, before_s, before = time.monotonic(), cpu_s(stack.server.pid), stack.counts()
+    began_s, before_s, before = time.monotonic(), cpu_s(stack.server.pid), stack.crowd.counts()
     time.sleep(_IDLE_S)
     used_s, elapsed_s = cpu_s(stack.server.pid) - before_s, time.monotonic() - began_s
-    return {"cores": used_s / elapsed_s, **_rates(before, stack.counts(), elapsed_s)}
+    return {"cores": used_s / elapsed_s, **_rates(before, stack.crowd.counts(), elapsed_s)}
 
 
-def _rates(before: Counts, after: Counts, elapsed_s: float) -> dict[str, float]:
-    """What grew, a second; nothing where pods are an Envoy's."""
-    pairs = zip(asdict(before).items(), asdict(after).values(), strict=True)
-    return {f"{name}_per_s": (last - first) / elapsed_s for (name, first), last in pairs if last}
+def _rates(
+    before: Mapping[str, int], after: Mapping[str, int], elapsed_s: float
+) -> dict[str, float]:
+    """What grew, a second."""
+    return {f"{each}_per_s": (num - before[each]) / elapsed_s for each, num in after.items() if num}
 
 
 def _measure_cell(
@@ -156,42 +151,41 @@ def _measure_cell(
     programs: dict[str, ChildProcess] = {"envoy": stack.gateway}
     if stack.server is not None:
         programs["server"] = stack.server
-    before = stack.counts()
+    before = stack.crowd.counts()
     before_s = {name: cpu_s(program.pid) for name, program in programs.items()}
     began_s = time.monotonic()
     result = _load(stack, cell, cell_s)
-    elapsed_s = time.monotonic() - began_s
+    elapsed_s, requests = time.monotonic() - began_s, result["requests"]
     used_s = {name: cpu_s(program.pid) - before_s[name] for name, program in programs.items()}
-    if result.num_errors:
-        raise StackError(f"{stack.options.variant} {cell.name}: {result.num_errors} failed")
+    if result["errors"]:
+        raise StackError(f"{stack.options.variant} {cell.name}: {result['errors']} failed")
 
+    requests_per_s = 1e6 * requests / result["duration_us"]
+    if cell.rate_per_s is not None and requests_per_s < cell.rate_per_s * KEEPS_UP:
+        print(f"  behind: {requests_per_s:.0f} of {cell.rate_per_s:g}/s", file=sys.stderr)
     figures: dict[str, float | None] = {
         f"{name}_us_per_request": net_us_per_request(
-            used, idle_cores if name == "server" else 0.0, elapsed_s, result.num_requests
+            used, idle_cores if name == "server" else 0.0, elapsed_s, requests
         )
         for name, used in used_s.items()
     }
-    figures |= _rates(before, stack.counts(), elapsed_s)
-    figures |= {
-        "requests_per_s": result.requests_per_s,
-        "p50_ms": result.p50_us / 1e3,
-        "p99_ms": result.p99_us / 1e3,
+    return {
+        **figures,
+        **_rates(before, stack.crowd.counts(), elapsed_s),
+        "requests_per_s": requests_per_s,
+        "p50_ms": result["p50_us"] / 1e3,
+        "p99_ms": result["p99_us"] / 1e3,
     }
-    if cell.rate_per_s is not None and result.requests_per_s < cell.rate_per_s * KEEPS_UP:
-        print(f"  behind: {result.requests_per_s:.0f} of {cell.rate_per_s:g}/s", file=sys.stderr)
-    return figures
 
 
-def _load(stack: Stack, cell: Cell, duration_s: float) -> LoadResult:
-    is_scheduled = cell.rate_per_s is not None
-    return run_wrk(
+def _load(stack: Stack, cell: Cell, duration_s: float) -> dict[str, Any]:
+    return Wrk(
         stack.url,
         duration_s,
         body_bytes=cell.body_bytes,
-        num_adapters=stack.options.num_adapters,
+        num_adapters=stack.options.crowd.num_adapters,
         rate_per_s=cell.rate_per_s,
-        connections=_SCHEDULED_CONNECTIONS if is_scheduled else _SATURATING_CONNECTIONS,
-    )
+    ).result()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -199,11 +193,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parse(arguments)
     cells = [cell for cell in CELLS if cell.name in args.cells]
     columns = COLUMNS | _under(args.pythons)
+    rounds: list[dict[str, dict[str, float | None]]] = []
     try:
         require("wrk")
         raise_file_limit()
         machine = describe()
-        rounds: list[dict[str, dict[str, float | None]]] = []
         for number in range(args.rounds):
             rounds.append({})
             for column in args.columns:
@@ -215,17 +209,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except StackError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
-    results = Results(
-        machine=machine,
-        options={key: value for key, value in vars(args).items() if key not in ("out", "other")},
-        cells=[cell.name for cell in cells],
-        medians={name: medians(each[name] for each in rounds) for name in args.columns},
-        rounds=rounds,
-    )
-    print(render(results))
-    path = args.out or default_path("bench", machine, is_quick=args.quick)
-    write_json(results, path)
-    print(f"\n{path}", file=sys.stderr)
+    found = {name: medians(each[name] for each in rounds) for name in args.columns}
+    print(render(machine, args.cells, found))
+    keep("", args, machine, {"medians": found, "rounds": rounds, "ratios": ratios(found)})
     return 0
 
 
@@ -239,9 +225,7 @@ def _under(pythons: Sequence[str]) -> dict[str, Column]:
 def _options(column: Column, args: argparse.Namespace) -> StackOptions:
     return StackOptions(
         column.variant,
-        num_pods=args.pods,
-        num_adapters=args.adapters,
-        pod_delay_s=args.pod_ms / 1e3,
+        Plan(args.pods, args.adapters, delay_s=args.pod_ms / 1e3),
         router={**ROUTER, "policy": {"name": column.policy}} if column.policy else {},
         other=args.other,
         python=column.python,
@@ -250,35 +234,22 @@ def _options(column: Column, args: argparse.Namespace) -> StackOptions:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the options."""
-    parser = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="2 s a cell, one round: a look only")
-    parser.add_argument(
-        "--aims", action="store_true", help="fewer cells of 4 s, without grpcio: 12 minutes"
-    )
-    parser.add_argument("--seconds", type=float, help="of load in each cell (default 6)")
-    parser.add_argument("--rounds", type=int, help="(default 3)")
-    parser.add_argument("--columns", nargs="+", choices=COLUMNS, metavar="COLUMN")
-    parser.add_argument("--cells", nargs="+", choices=[c.name for c in CELLS], metavar="CELL")
-    parser.add_argument("--pods", type=int, default=16, help="(default 16)")
-    parser.add_argument("--adapters", type=int, default=64, help="on each pod (default 64)")
-    parser.add_argument(
-        "--pod-ms", type=float, default=5.0, help="from a request to its answer (default 5)"
-    )
-    parser.add_argument(
-        "--beside", type=int, default=0, metavar="N", help="busy loops meanwhile: a busy machine"
-    )
-    parser.add_argument(
-        "--other", type=Path, metavar="CHECKOUT", help="another one's router, measured beside ours"
-    )
-    parser.add_argument(
-        "--pythons", nargs="+", default=[], metavar="PYTHON", help="least_harm under these, too"
-    )
-    parser.add_argument("--out", help="JSON file (default: bench/results/DATE-machine.json)")
-    args = parser.parse_args(arguments)
+    options = parser("run", __doc__)
+    add = options.add_argument
+    add("--aims", action="store_true", help="fewer cells of 4 s: 12 minutes")
+    add("--seconds", type=float, help="of load in each cell (default 6)")
+    add("--rounds", type=int, help="(default 3)")
+    add("--columns", nargs="+", choices=COLUMNS, metavar="COLUMN")
+    add("--cells", nargs="+", choices=[c.name for c in CELLS], metavar="CELL")
+    add("--pods", type=int, default=16, help="(default 16)")
+    add("--adapters", type=int, default=64, help="on each pod (default 64)")
+    add("--pod-ms", type=float, default=5.0, help="from a request to its answer (default 5)")
+    add("--beside", type=int, default=0, metavar="N", help="busy loops meanwhile: a busy machine")
+    add("--other", type=Path, metavar="CHECKOUT", help="another one's router, measured beside ours")
+    add("--pythons", nargs="+", default=[], metavar="PYTHON", help="least_harm under these, too")
+    args = options.parse_args(arguments)
     if args.columns is None:
         args.columns = [name for name in COLUMNS if not name.startswith("other")]
-        if args.aims:
-            args.columns.remove("grpcio")
     if args.other is not None and Variant.OTHER not in [COLUMNS[c].variant for c in args.columns]:
         args.columns += [name for name in COLUMNS if name.startswith("other")]
     args.columns += _under(args.pythons)

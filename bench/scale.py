@@ -16,14 +16,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import msgspec
-
-from bench.checkouts import run
 from bench.crowd import Plan
 from bench.figures import medians, minus, render_table
-from bench.machine import describe
 from bench.processes import raise_file_limit, require
-from bench.report import keep, parser
+from bench.report import describe, keep, parser
 from bench.run import KEEPS_UP, ROUTER, SMALL_BYTES, Cell, measure_column
 from bench.stack import StackOptions, Variant
 from extproc.stack.processes import StackError
@@ -32,18 +28,16 @@ PODS, ROUTERS = (16, 100, 1_000), (1, 2, 10)
 Figures = Mapping[str, float | None]
 
 
-def measure(num_routers: int, plan: Plan, args: argparse.Namespace) -> Figures:
+def measure(num_routers: int, plan: Plan, args: argparse.Namespace, other: Path | None) -> Figures:
     """Return the figures of one router of so many; 0: of an Envoy without one.
 
     Raises:
         StackError: Something did not start, requests failed, or routers did not hear each other.
     """
     num_peers = plan.num_peers
+    variant = Variant.OTHER if other else Variant.WIRE
     options = StackOptions(
-        Variant.WIRE if num_routers else Variant.NONE,
-        num_adapters=args.adapters,
-        router=ROUTER,
-        crowd=plan,
+        variant if num_routers else Variant.NONE, plan, router=ROUTER, other=other
     )
     cell = Cell(SMALL_BYTES, args.rate)
     found = measure_column(options, [cell], args.seconds)
@@ -97,64 +91,44 @@ Case = tuple[int, int]
 """Pods and routers."""
 
 
-def _round(args: argparse.Namespace) -> dict[Case, Figures]:
+def _round(args: argparse.Namespace, other: Path | None) -> dict[Case, Figures]:
     found = {}
     for num_pods in args.pods:
         for num_routers in (0, *args.routers):
             print(f"  {num_pods} pods, {num_routers} routers", file=sys.stderr)
             plan = _plan(num_pods, num_routers, args)
-            found[num_pods, num_routers] = measure(num_routers, plan, args)
+            found[num_pods, num_routers] = measure(num_routers, plan, args, other)
     return found
-
-
-def _round_of(checkout: Path, args: argparse.Namespace) -> dict[Case, Figures]:
-    """Return the same of another checkout's routers."""
-    asked = ["--json", f"--rate={args.rate}", f"--adapters={args.adapters}", "--rounds=1"]
-    asked += [f"--seconds={args.seconds}", "--pods", *map(str, args.pods)]
-    cases = msgspec.json.decode(
-        run(checkout, "bench.scale", *asked, "--routers", *map(str, args.routers))
-    )
-    return {(each.pop("pods"), each.pop("routers")): each for each in cases}
-
-
-def _cases(found: Mapping[Case, Figures]) -> list[dict[str, float | None]]:
-    return [{"pods": pods, "routers": routers, **each} for (pods, routers), each in found.items()]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit status."""
     args = _parse(arguments)
-    rounds: dict[str, list[dict[Case, Figures]]] = {"": []}
+    checkouts = {"": None} if args.other is None else {"": None, " other": args.other}
+    rounds: dict[str, list[dict[Case, Figures]]] = {who: [] for who in checkouts}
     try:
         require("wrk")
         raise_file_limit()
         machine = describe()
         for number in range(args.rounds):
-            print(f"round {number + 1} of {args.rounds}", file=sys.stderr)
-            rounds[""].append(_round(args))
-            if args.other is not None:
-                rounds.setdefault(" other", []).append(_round_of(args.other, args))
+            for who, other in checkouts.items():
+                print(f"round {number + 1} of {args.rounds}{who}", file=sys.stderr)
+                rounds[who].append(_round(args, other))
     except StackError as error:
         print(f"bench-scale: {error}", file=sys.stderr)
         return 1
-    found = {
-        who: {case: medians(each[case] for each in some) for case in some[0]}
-        for who, some in rounds.items()
-    }
-    if args.json:
-        print(msgspec.json.encode(_cases(found[""])).decode())
-        return 0
-    rows = [
-        [
-            f"{num_pods:,} x {num}{who}",
-            *cells(figures, of[num_pods, 0], num, _plan(num_pods, num, args)),
+    rows, kept = [], {}
+    for who, some in rounds.items():
+        found = {case: medians(each[case] for each in some) for case in some[0]}
+        kept[f"cases{who}".replace(" ", "_")] = [
+            {"pods": pods, "routers": routers, **each} for (pods, routers), each in found.items()
         ]
-        for who, of in found.items()
-        for (num_pods, num), figures in of.items()
-        if num
-    ]
+        rows += [
+            [f"{pods:,} x {num}{who}", *cells(each, found[pods, 0], num, _plan(pods, num, args))]
+            for (pods, num), each in found.items()
+            if num
+        ]
     print(render_table(["pods x routers", *HEADER], rows))
-    kept = {f"cases{who}".replace(" ", "_"): _cases(of) for who, of in found.items()}
     keep("scale", args, machine, kept)
     return 0
 
@@ -173,7 +147,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--seconds", type=float, help="of load in each case (default 10)")
     add("--rounds", type=int, help="(default 3)")
     add("--other", type=Path, metavar="CHECKOUT", help="its routers too, in each round")
-    add("--json", action="store_true", help="print this checkout's figures alone, and keep none")
     args = options.parse_args(arguments)
     args.pods = args.pods or (PODS[:2] if args.quick else PODS)
     args.routers = args.routers or ((1, 10) if args.quick else ROUTERS)

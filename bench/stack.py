@@ -10,11 +10,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from bench import envoys
-from bench.crowd import Counts, Crowd, Plan
+import yaml
+
+from bench.crowd import Crowd, Plan
 from bench.figures import parse_counters
 from bench.processes import get, started
-from extproc.stack.processes import ChildProcess, StackError, free_port
+from extproc.envoy.bootstrap import BootstrapOptions, Mode, RequestBody, render
+from extproc.stack.processes import ChildProcess, free_port
 from extproc.stack.stack import Envoy, Router
 
 _FAULTS = (
@@ -31,8 +33,7 @@ class Variant(StrEnum):
 
     NONE = "none"  # no filter
     EMPTY = "empty"  # bench/empty_grpcio.py, the reference
-    GRPCIO = "grpcio"  # the router on grpc.aio
-    WIRE = "wire"  # the router on our own transport
+    WIRE = "wire"  # the router
     OTHER = "other"  # the router of another checkout: before and after in one run
 
 
@@ -42,25 +43,19 @@ class StackOptions:
 
     Attributes:
         variant: Behind the filter.
-        num_pods: Listeners.
-        num_adapters: Registered on every pod.
+        crowd: The pods and the other routers.
         message_timeout_s: Envoy's, for one answer of the router.
-        pod_delay_s: Before a pod answers a completion.
         router: More of the router's configuration, by section.
         other: Checkout that `Variant.OTHER` runs.
         python: What runs the router.
-        crowd: The pods and the other routers; None for pods that an Envoy plays, and one router.
     """
 
     variant: Variant
-    num_pods: int = 16
-    num_adapters: int = 64
+    crowd: Plan = field(default_factory=Plan)
     message_timeout_s: float = 10.0
-    pod_delay_s: float = 0.0
     router: Mapping[str, Any] = field(default_factory=dict)
     other: Path | None = None
     python: str = sys.executable
-    crowd: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +65,14 @@ class Stack:
     Attributes:
         gateway: The gateway's Envoy.
         server: The ext_proc server; None where there is none.
-        pods: `ip:port` of each.
+        crowd: The process that plays the pods and the other routers.
         options: What was asked for.
-        crowd: The process that plays the pods; None for an Envoy.
     """
 
     gateway: Envoy
     server: Router | Reference | None
-    pods: Sequence[str]
+    crowd: Crowd
     options: StackOptions
-    crowd: Crowd | None = None
 
     @property
     def url(self) -> str:
@@ -87,22 +80,12 @@ class Stack:
         return self.gateway.url
 
     def make_busy(self) -> None:
-        """Have each pod's page of metrics be another one each time from now on, and the other
-        routers tell.
+        """Have each pod's page be another one each time from now on, and the other routers tell.
 
         Raises:
-            StackError: A pod does not answer.
+            StackError: They do not.
         """
-        if self.crowd is not None:
-            self.crowd.begin(self.url, self.server.address if self.server else "")
-            return
-        for pod in self.pods:
-            if get(f"http://{pod}{envoys.BUSY_PATH}") is None:
-                raise StackError(f"pod {pod} does not answer")
-
-    def counts(self) -> Counts:
-        """What the crowd has done; nothing without one."""
-        return Counts() if self.crowd is None else self.crowd.counts()
+        self.crowd.begin(self.url, self.server.address if self.server else "")
 
     def metrics(self) -> dict[str, float]:
         """The router's; empty while it does not answer."""
@@ -129,7 +112,7 @@ class Reference(ChildProcess):
         address: `host:port` of its gRPC services.
     """
 
-    def __init__(self, pods: list[str]) -> None:
+    def __init__(self, pods: Sequence[str]) -> None:
         super().__init__("server")
         self.address = f"127.0.0.1:{free_port()}"
         self._pods = pods
@@ -147,51 +130,79 @@ def running(options: StackOptions) -> Iterator[Stack]:
         StackError: Something did not start; with its log.
     """
     with ExitStack() as exits:
-        crowd, pods = _pods(options, exits)
-        server = _server(options, pods, crowd)
+        crowd = exits.enter_context(started(Crowd(options.crowd)))
+        server = _server(options, crowd)
         if server is not None:
             exits.enter_context(started(server))
-        config = envoys.gateway_config(
-            pods=pods,
-            router=server.address if server else None,
+        config = gateway_config(
+            crowd.pods,
+            server.address if server else None,
             is_ours=isinstance(server, Router),
             message_timeout_s=options.message_timeout_s,
         )
         gateway = exits.enter_context(started(Envoy(config, log_level="error", name="gateway")))
-        yield Stack(gateway, server, pods, options, crowd)
+        yield Stack(gateway, server, crowd, options)
 
 
-def _pods(options: StackOptions, exits: ExitStack) -> tuple[Crowd | None, list[str]]:
-    """Start the pods; return their addresses, and the process that plays the routers too."""
-    if options.crowd is not None:
-        crowd = exits.enter_context(started(Crowd(options.crowd)))
-        return crowd, crowd.pods
-    config = envoys.pods_config(
-        options.num_pods,
-        adapters=envoys.adapter_names(options.num_adapters),
-        delay_s=options.pod_delay_s,
-    )
-    envoy = exits.enter_context(started(Envoy(config, log_level="error", name="pods")))
-    return None, [f"127.0.0.1:{port}" for port in envoy.ports]
-
-
-def _server(
-    options: StackOptions, pods: list[str], crowd: Crowd | None
-) -> Router | Reference | None:
+def _server(options: StackOptions, crowd: Crowd) -> Router | Reference | None:
     if options.variant is Variant.NONE:
         return None
     if options.variant is Variant.EMPTY:
-        return Reference(pods)
-    transport = Variant.GRPCIO if options.variant is Variant.GRPCIO else Variant.WIRE
+        return Reference(crowd.pods)
     config = {
         **options.router,
-        "server": {"transport": str(transport)},
-        "discovery": {"static": pods},
+        "discovery": {"static": crowd.pods},
         "log": {"level": "error", "json_lines": False},
     }
-    if crowd is not None and crowd.peers:
+    if crowd.peers:
         config["peers"] = {"static": crowd.peers, "key_file": str(crowd.key_path)}
     # `python -m` finds the package in the folder where it starts.
     router = Router(config, folder=options.other if options.variant is Variant.OTHER else None)
     router.command[0] = options.python
     return router
+
+
+def gateway_config(
+    pods: Sequence[str], router: str | None, *, is_ours: bool, message_timeout_s: float = 10.0
+) -> str:
+    """Return the output of `extproc envoy`, for our router, another ext_proc server, or none.
+
+    Args:
+        pods: `ip:port` of each.
+        router: `host:port` of the ext_proc server; None for pods in turn without one.
+        is_ours: It also takes the access log and health checks.
+        message_timeout_s: For one answer of the ext_proc server.
+    """
+    options = BootstrapOptions(
+        mode=Mode.ORIGINAL_DST,
+        request_body=RequestBody.BUFFERED,
+        routers=(router or "127.0.0.1:9",),
+        access_log=is_ours,
+        message_timeout_s=message_timeout_s,
+    )
+    document = yaml.safe_load(render(options))
+    static = document["static_resources"]
+    manager = static["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    clusters = {cluster["name"]: cluster for cluster in static["clusters"]}
+    if not is_ours:
+        clusters["router"].pop("health_checks", None)
+    if router is None:
+        static["clusters"] = [_in_turn(clusters["pods"], pods)]
+        filters = manager["http_filters"]
+        manager["http_filters"] = [each for each in filters if each["name"].endswith("router")]
+        host = manager["route_config"]["virtual_hosts"][0]
+        for each in (host, *host["routes"]):
+            each.pop("typed_per_filter_config", None)
+    return yaml.safe_dump(document)
+
+
+def _in_turn(cluster: dict[str, Any], pods: Sequence[str]) -> dict[str, Any]:
+    """Return a cluster with these pods and no choice among them."""
+    ports = [int(pod.rpartition(":")[2]) for pod in pods]
+    places = [{"socket_address": {"address": "127.0.0.1", "port_value": port}} for port in ports]
+    endpoints = [{"lb_endpoints": [{"endpoint": {"address": place}} for place in places]}]
+    rest = {key: value for key, value in cluster.items() if key != "original_dst_lb_config"}
+    for options in rest["typed_extension_protocol_options"].values():
+        options.pop("http_filters", None)
+    assignment = {"cluster_name": "pods", "endpoints": endpoints}
+    return {**rest, "type": "STATIC", "lb_policy": "ROUND_ROBIN", "load_assignment": assignment}

@@ -94,7 +94,7 @@ RENAMED = Rejection(
 STORED_RESPONSE = Rejection(
     400,
     Reason.STORED_RESPONSE,
-    "A stored response is kept on one endpoint, which the router cannot find again. Send the whole "
+    "A stored response is kept on one pod, which the router cannot find again. Send the whole "
     "conversation, or ask the operator to configure a session header.",
     param="previous_response_id",
 )
@@ -146,7 +146,7 @@ def _for_later(
 
 def no_endpoints(model: str = "", why: str = "") -> Rejection:
     """503: the model may exist, but no endpoint that could serve it is ready."""
-    message = "No endpoint is ready for this model. Retry later."
+    message = "No pod is ready for this model. Retry later."
     return _for_later(503, Reason.NO_ENDPOINTS, message, model, why=why)
 
 
@@ -158,7 +158,7 @@ def policy_failed(model: str) -> Rejection:
 
 def asleep(model: str) -> Rejection:
     """503: the endpoints that have the model sleep; somebody has to wake them."""
-    message = "Every endpoint that serves this model is asleep. Retry once one is awake."
+    message = "Every pod that serves this model is asleep. Retry once one is awake."
     return _for_later(503, Reason.ASLEEP, message, model)
 
 
@@ -181,7 +181,7 @@ def adapters_unknown(model: str) -> Rejection:
 def rank_too_high(model: str, rank: int, limit: int) -> Rejection:
     """503: endpoints for larger ranks may come, but those that are ready take up to `limit`."""
     message = (
-        f"This adapter has rank {rank}, and the endpoints that are ready for it take ranks up to "
+        f"This adapter has rank {rank}, and the pods that are ready for it take ranks up to "
         f"{limit}. Retry later."
     )
     return _for_later(503, Reason.RANK_TOO_HIGH, message, model, param="model")
@@ -192,7 +192,7 @@ def saturated(
 ) -> Rejection:
     """429: every endpoint that could serve the model is at its cap, and was all the time that the
     request could wait, if it `is_expired`."""
-    message = "Every endpoint that serves this model is saturated. Retry later."
+    message = "Every pod that serves this model is saturated. Retry later."
     made = _for_later(429, Reason.SATURATED, message, model, retry_after_s, why=why)
     return replace(made, is_expired=True) if is_expired else made
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import os
-import shutil
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,16 +45,9 @@ def save(place: Place) -> Path:
         ReleaseError: The engine does not have it.
     """
     path = place.out / f"extproc-{place.version}-image-{place.architecture}.tar.gz"
-    command = ["docker", "save", place.tagged]
-    with (
-        subprocess.Popen(command, stdout=subprocess.PIPE) as saving,
-        path.open("wb") as file,
-        gzip.GzipFile("", "wb", 6, file, mtime=0) as packed,
-    ):
-        shutil.copyfileobj(cast(IO[bytes], saving.stdout), packed, 1 << 20)
-    if saving.returncode:
-        path.unlink()
-        raise ReleaseError(f"docker save {place.tagged} failed with {saving.returncode}")
+    archive = path.with_suffix("")
+    run("docker", "save", "--output", str(archive), place.tagged)
+    run("gzip", "--force", "--no-name", str(archive))
     return path
 
 

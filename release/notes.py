@@ -6,16 +6,6 @@ import re
 
 from release.place import Place, ReleaseError
 
-UNRELEASED = "Unreleased"
-
-
-def sections(changelog: str) -> dict[str, str]:
-    """Return what a changelog says, by the text of its second-level headings."""
-    parts = re.split(r"^## (.+)$", changelog, flags=re.M)[1:]
-    return {
-        heading.strip(): text.strip() for heading, text in zip(parts[::2], parts[1::2], strict=True)
-    }
-
 
 def notes_of(version: str, changelog: str) -> str:
     """Return the section of a version, whose heading has its date.
@@ -23,13 +13,12 @@ def notes_of(version: str, changelog: str) -> str:
     Raises:
         ReleaseError: There is none, or it is empty.
     """
-    wanted = re.compile(rf"\[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d")
-    for heading, text in sections(changelog).items():
-        if wanted.fullmatch(heading):
-            if text:
-                return text
-            raise ReleaseError(f"CHANGELOG.md says nothing of {version}")
-    raise ReleaseError(f"CHANGELOG.md has no section `## [{version}] - YYYY-MM-DD`")
+    text = _section(rf"\[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d", changelog)
+    if text is None:
+        raise ReleaseError(f"CHANGELOG.md has no section `## [{version}] - YYYY-MM-DD`")
+    if not text:
+        raise ReleaseError(f"CHANGELOG.md says nothing of {version}")
+    return text
 
 
 def check_tag(place: Place, tag: str) -> str:
@@ -53,10 +42,16 @@ def draft(place: Place) -> str:
     try:
         return notes_of(place.version, changelog)
     except ReleaseError:
-        unreleased = sections(changelog).get(f"[{UNRELEASED}]")
+        unreleased = _section(r"\[Unreleased\]", changelog)
         if not unreleased:
             raise
         return unreleased
+
+
+def _section(heading: str, changelog: str) -> str | None:
+    """Return the text below the second-level heading that matches."""
+    found = re.search(rf"^## {heading}\s*$(.*?)(?=^## |\Z)", changelog, re.M | re.S)
+    return None if found is None else found[1].strip()
 
 
 def _changelog(place: Place) -> str:

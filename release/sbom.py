@@ -1,30 +1,19 @@
-"""A software bill of materials in SPDX 2.3, written and validated by spdx-tools."""
+"""A software bill of materials in SPDX 2.3, validated by spdx-tools."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from license_expression import ExpressionError
 from spdx_tools.common.spdx_licensing import spdx_licensing
-from spdx_tools.spdx.model import (
-    Actor,
-    ActorType,
-    Checksum,
-    ChecksumAlgorithm,
-    CreationInfo,
-    Document,
-    ExternalPackageRef,
-    ExternalPackageRefCategory,
-    Relationship,
-    RelationshipType,
-    SpdxNoAssertion,
-)
-from spdx_tools.spdx.model import Package as SpdxPackage
+from spdx_tools.spdx.parser.error import SPDXParsingError
+from spdx_tools.spdx.parser.jsonlikedict.json_like_dict_parser import JsonLikeDictParser
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
-from spdx_tools.spdx.writer.write_anything import write_file
 
 from release.packages import Package
 from release.place import ReleaseError
@@ -38,6 +27,7 @@ _NAMES = {
     "MIT License": "MIT",
 }
 _NAMESPACE = "https://spdx.org/spdxdocs"
+_UNKNOWN: dict[str, Any] = {"downloadLocation": "NOASSERTION", "filesAnalyzed": False}
 
 
 @dataclass(frozen=True)
@@ -62,58 +52,72 @@ def write_sbom(subject: Subject, parts: Iterable[Package], path: Path) -> None:
         ReleaseError: The document would not be valid SPDX.
     """
     document = _document(subject, sorted(set(parts)))
-    if problems := validate_full_spdx_document(document, "SPDX-2.3"):
+    try:
+        problems = validate_full_spdx_document(JsonLikeDictParser().parse(document), "SPDX-2.3")
+    except SPDXParsingError as error:
+        raise ReleaseError(f"{path.name} would not be valid SPDX:\n{error}") from error
+    if problems:
         said = "\n".join(problem.validation_message for problem in problems[:10])
         raise ReleaseError(f"{path.name} would not be valid SPDX:\n{said}")
-    write_file(document, str(path), validate=False)
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def _document(subject: Subject, parts: list[Package]) -> Document:
-    info = CreationInfo(
-        spdx_version="SPDX-2.3",
-        spdx_id="SPDXRef-DOCUMENT",
-        name=f"{subject.name} {subject.version}",
-        document_namespace=f"{_NAMESPACE}/{subject.name}-{subject.version}-{subject.sha256[:16]}",
-        creators=[Actor(ActorType.TOOL, "lora-extproc-release")],
-        created=datetime.fromtimestamp(subject.wall_s, UTC).replace(tzinfo=None),
-    )
-    whole = SpdxPackage(
-        _SUBJECT,
-        subject.name,
-        SpdxNoAssertion(),
-        version=subject.version,
-        files_analyzed=False,
-        license_declared=spdx_licensing.parse("Apache-2.0"),
-        checksums=[Checksum(ChecksumAlgorithm.SHA256, subject.sha256)] if subject.sha256 else [],
-    )
-    described = [_spdx(number, part) for number, part in enumerate(parts)]
-    relations = [Relationship("SPDXRef-DOCUMENT", RelationshipType.DESCRIBES, _SUBJECT)]
-    relations += [
-        Relationship(_SUBJECT, RelationshipType.DEPENDS_ON, each.spdx_id) for each in described
+def _document(subject: Subject, parts: list[Package]) -> dict[str, Any]:
+    whole = {
+        "SPDXID": _SUBJECT,
+        "name": subject.name,
+        "versionInfo": subject.version,
+        "licenseDeclared": "Apache-2.0",
+        **_UNKNOWN,
+    }
+    if subject.sha256:
+        whole["checksums"] = [{"algorithm": "SHA256", "checksumValue": subject.sha256}]
+    described = [
+        {
+            "SPDXID": f"SPDXRef-Package-{number}",
+            "name": part.name,
+            "versionInfo": part.version,
+            "licenseDeclared": _expression(part),
+            "licenseComments": "; ".join(part.licences),
+            "externalRefs": [
+                {
+                    "referenceCategory": "PACKAGE-MANAGER",
+                    "referenceType": "purl",
+                    "referenceLocator": part.url,
+                }
+            ],
+            **_UNKNOWN,
+        }
+        for number, part in enumerate(parts)
     ]
-    return Document(info, packages=[whole, *described], relationships=relations)
-
-
-def _spdx(number: int, part: Package) -> SpdxPackage:
-    return SpdxPackage(
-        f"SPDXRef-Package-{number}",
-        part.name,
-        SpdxNoAssertion(),
-        version=part.version,
-        files_analyzed=False,
-        license_declared=_expression(part),
-        license_comment="; ".join(part.licences) or None,
-        external_references=[
-            ExternalPackageRef(ExternalPackageRefCategory.PACKAGE_MANAGER, "purl", part.url)
+    return {
+        "spdxVersion": "SPDX-2.3",
+        "SPDXID": "SPDXRef-DOCUMENT",
+        "dataLicense": "CC0-1.0",
+        "name": f"{subject.name} {subject.version}",
+        "documentNamespace": f"{_NAMESPACE}/{subject.name}-{subject.version}-{subject.sha256[:16]}",
+        "creationInfo": {
+            "created": datetime.fromtimestamp(subject.wall_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "creators": ["Tool: lora-extproc-release"],
+        },
+        "documentDescribes": [_SUBJECT],
+        "packages": [whole, *described],
+        "relationships": [
+            {
+                "spdxElementId": _SUBJECT,
+                "relationshipType": "DEPENDS_ON",
+                "relatedSpdxElement": each["SPDXID"],
+            }
+            for each in described
         ],
-    )
+    }
 
 
-def _expression(part: Package) -> object:
+def _expression(part: Package) -> str:
     """The first of its licences that SPDX has a name for."""
     for said in part.licences:
         try:
-            return spdx_licensing.parse(_NAMES.get(said, said), validate=True, strict=True)
+            return str(spdx_licensing.parse(_NAMES.get(said, said), validate=True, strict=True))
         except ExpressionError:
             continue
-    return SpdxNoAssertion()
+    return "NOASSERTION"

@@ -49,12 +49,12 @@ def do_wheel(place: Place, record: Record) -> None:
 
 
 def do_try(place: Place, record: Record) -> None:
-    """The wheel in an empty environment, until `extproc up` has routed; its bill of materials."""
+    """`extproc demo` of the wheel in an empty environment, and the wheel's bill of materials."""
     with tempfile.TemporaryDirectory(prefix="extproc-release-") as folder:
         programs = tryout.install(place, Path(folder) / "venv")
-        routed = tryout.route_one(programs, place.version)
+        tryout.demonstrate(programs, place.version)
         parts = [each for each in tryout.installed(programs) if each.name != "lora-extproc"]
-    record.said.append(f"`extproc up` routed {routed.model} to {routed.served_by}")
+    record.said.append("`extproc demo` of the wheel alone works")
     wheel = place.made("*.whl")
     path = wheel.with_name(f"{wheel.name}.spdx.json")
     _write_sbom(place, "lora-extproc", sha256_of(wheel), parts, path)

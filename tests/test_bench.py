@@ -9,33 +9,30 @@ from pathlib import Path
 import pytest
 
 from bench import (
-    adapterchaos,
     decisions,
-    fuzz_service,
     hold,
     instructions,
     passes,
-    prices,
     run,
     scale,
     soak,
 )
-from bench.chaospods import Ledger
 from bench.crowd import Plan
-from bench.crowdpods import Pod
 from bench.peers import Heard
+from bench.pods import Pod
 from bench.processes import memory
-from bench.scenario import unbalanced
 from extproc.reports.engines import PROFILES
 from extproc.reports.exposition import parse_report
 from extproc.routing.catalog import Catalog
 from extproc.routing.picker import Picker
 from extproc.routing.policies import BUILT_IN
 from extproc.routing.router import Router
+from tests.e2e.chaos.pods import Ledger
+from tests.e2e.chaos.run import MOST
+from tests.e2e.fuzz import service
+from tests.e2e.fuzz.scenario import unbalanced
 
-BENCHMARKS = (
-    *(adapterchaos, decisions, fuzz_service, hold, instructions, passes, prices, run, scale, soak),
-)
+BENCHMARKS = (*(decisions, hold, instructions, passes, run, scale, service, soak),)
 MAINS = [module.main for module in BENCHMARKS]
 
 
@@ -53,7 +50,7 @@ def test_a_benchmark_tells_its_options(
 @pytest.mark.parametrize(
     ("arguments", "columns", "cells"),
     [
-        ([], ["none", "empty", "founding", "least_harm", "grpcio"], run.USUAL_CELLS),
+        ([], ["none", "empty", "founding", "least_harm"], run.USUAL_CELLS),
         (["--aims"], ["none", "empty", "founding", "least_harm"], run.AIMS_CELLS),
         (
             ["--aims", "--other", "/else"],
@@ -114,7 +111,7 @@ def test_a_router_reads_and_counts_what_others_tell_until_they_leave() -> None:
 
 
 def test_a_row_for_each_number_of_routers_has_the_times_of_both() -> None:
-    rows = [row.split(" | ") for row in decisions.told_rows((2, 3))]
+    rows = list(decisions.told_rows((2, 3)))
 
     assert [row[1] for row in rows] == ["0", "1", "3", "9"]
     assert all(float(row[2]) > 0 for row in rows)
@@ -187,16 +184,18 @@ def test_counts_that_do_not_add_up_are_faults(
 
 def test_a_soak_finds_requests_that_failed_or_that_nobody_told_of() -> None:
     good = {"http.openai.ext_proc.streams_started": 3, "http.openai.ext_proc.streams_closed": 3}
+    answered = {'extproc_wire_streams_total{end="answered"}': 3.0}
     last = {
+        **answered,
         "extproc_picks_total": 3.0,
         'extproc_completions_total{outcome="completed"}': 2.0,
         'extproc_completions_total{outcome="expired"}': 1.0,
     }
 
-    assert soak.find_faults({"extproc_picks_total": 0.0}, good, 0) == []
+    assert soak.find_faults({**answered, "extproc_picks_total": 0.0}, good, 0) == []
     assert soak.find_faults({}, good, 0) == ["the router's metrics cannot be read"]
     assert soak.find_faults(last, good, 1) == [
-        "1 picks expired",
+        "1 expired: extproc_completions_total",
         "1 requests of clients that stayed failed",
     ]
 
@@ -211,7 +210,7 @@ def test_loads_are_counted_for_each_process_of_a_router() -> None:
         assert ledger.most == {"on_a_pod": 1, "in_the_fleet": 2, "a_minute": 1}
     with ledger.loading("pod-0", "process-1", is_serving=True):
         assert ledger.most == {"on_a_pod": 1, "in_the_fleet": 2, "a_minute": 2}
-        assert not ledger.most - adapterchaos.MOST
+        assert not ledger.most - MOST
         with ledger.loading("pod-0", "process-1", is_serving=False):
-            assert ledger.most - adapterchaos.MOST == {"on_a_pod": 1}
+            assert ledger.most - MOST == {"on_a_pod": 1}
     assert ledger.num == 5

@@ -13,12 +13,11 @@ from envoy.service.accesslog.v3 import als_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from prometheus_client import generate_latest
 
-from bench import checkouts, instructions, prices
+from bench import checkouts, instructions
 from bench.hotpath import DrivenLoop, HotPath, Load
 from bench.meters import CpuTime, Proxy, Watch, dumped
 from bench.recording import RECORDED, Ended, Recording, frames_of, messages_of
-from bench.stages import EACH, EMPTY, MEASURES, Measured, Plan, measured
-from bench.stubs import STUBS, put_aside
+from bench.stages import EACH, EMPTY, MEASURES, STUBS, Measured, Plan, measured, put_aside
 from extproc.stack.processes import StackError
 
 FOUND: checkouts.Amounts = {("a", "request"): 10.0, ("a", "session"): 6.0, ("a", "calls"): None}
@@ -224,14 +223,14 @@ def test_stages_add_up_to_the_whole() -> None:
 
 
 def test_a_price_is_the_difference_to_everything_on() -> None:
-    costs = {name: 6.0 for name in prices.THINGS} | {prices.ALL: 8.0}
+    costs = {name: 6.0 for name in instructions.THINGS} | {instructions.ALL: 8.0}
     found: checkouts.Amounts = {(name, "request"): cost for name, cost in costs.items()}
     found |= {(name, measure): 1.0 for name in costs for measure in ("later", "log")}
 
-    header, _, first, second, *_ = prices.table({"us": found}).splitlines()
+    header, _, first, second, *_ = instructions.price_table({"us": found}).splitlines()
 
     assert header.split("|")[2:4] == ["   us ", "     % "]
-    assert first.split() == ["|", *prices.ALL.split(), "|", "10.0", "|", "100.0", "|"]
+    assert first.split() == ["|", *instructions.ALL.split(), "|", "10.0", "|", "100.0", "|"]
     assert second.split()[-4:] == ["2.0", "|", "20.0", "|"]
 
 

@@ -37,8 +37,7 @@ from extproc.observe.watchclient import WatchError, watch
 from extproc.reports.podclient import PodClient
 from extproc.reports.podhttp import FAILURES, describe
 from extproc.wire import server as wire
-from extproc.wire.grpcio import GrpcioServer
-from extproc.wire.tls import Certificates, server_credentials
+from extproc.wire.tls import Certificates
 from tests.peers.routers import Router
 from tests.pki import KINDS, Kind, Made, make
 from tests.servers import web_server
@@ -210,18 +209,6 @@ async def of_the_router(files: Files, other: Files) -> str:
     return lines[0].removeprefix("connection from 127.0.0.1: ") if lines else ""
 
 
-async def of_the_other_transport(files: Files, other: Files) -> str:
-    """`server.transport: grpcio`; it says nothing, so this is the client's side."""
-    server = GrpcioServer(HealthService().methods(), max_message_bytes=4096)
-    address = await server.start(
-        "127.0.0.1:0", server_credentials(other.chain, other.key, files.trust)
-    )
-    try:
-        return await check(address, other.trust, files.chain, files.key)
-    finally:
-        await server.stop(0)
-
-
 async def check(address: str, trust: Path, *pair: Path) -> str:
     """Ask for health with grpcio; say why that failed."""
     certificate, key = [path.read_bytes() for path in pair] or (None, None)
@@ -247,7 +234,6 @@ CLIENTS: dict[str, Client] = {
     "laboratory": of_the_laboratory,
 }
 """Each is told alike why it refuses."""
-SERVERS = {"router": of_the_router, "grpcio": of_the_other_transport}
 
 
 @contextmanager
@@ -319,17 +305,6 @@ async def test_a_router_accepts_the_same_of_its_clients_and_logs_why_it_refuses(
     assert bool(said) == bool(kind.refused_as_client)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=names)
-async def test_the_other_transport_accepts_the_same_of_its_clients(
-    kind: Kind, tmp_path: Path
-) -> None:
-    files = Files(tmp_path, make(kind, "client"))
-    said = await of_the_other_transport(files, other_side(tmp_path))
-
-    assert said.startswith("UNAVAILABLE: " if said else "")
-    assert bool(said) == (bool(kind.refused_as_client) and not kind.is_laxer_in_boringssl)
-
-
 async def of_python(files: Files) -> str:
     """What a client gets that takes Python's default."""
     async with files.https() as url:
@@ -349,23 +324,22 @@ async def row(kind: Kind) -> list[str]:
     for client in clients:
         with tempfile.TemporaryDirectory() as folder:
             said.append(await client(Files(Path(folder), make(kind))))
-    for server in SERVERS.values():
-        with tempfile.TemporaryDirectory() as folder:
-            other = other_side(Path(folder))
-            said.append(await server(Files(Path(folder), make(kind, "client")), other))
-    ours, (spans, grpcio, python), servers = said[:6], said[6:9], said[9:]
+    with tempfile.TemporaryDirectory() as folder:
+        files = Files(Path(folder), make(kind, "client"))
+        router = await of_the_router(files, other_side(Path(folder)))
+    ours, (spans, grpcio, python) = said[:6], said[6:]
     assert len({bool(each) for each in ours}) == 1
-    marks = ["no" if each else "yes" for each in (ours[0], spans, grpcio, *servers)]
-    refusal = (ours[1] or servers[0]).removeprefix(REFUSED)
+    marks = ["no" if each else "yes" for each in (ours[0], spans, grpcio, router)]
+    refusal = (ours[1] or router).removeprefix(REFUSED)
     return [kind.name, *marks, refusal or "-", python or "yes"]
 
 
 async def table() -> None:
     """Print it, of this Python."""
     print(f"Python {platform.python_version()}, {ssl.OPENSSL_VERSION}, {dt.date.today()}\n")
-    heads = ("certificate", "our clients", "spans", "grpcio", "router", "grpcio as server")
+    heads = ("certificate", "our clients", "spans", "grpcio", "router")
     print(f"| {' | '.join((*heads, 'what is said', 'default of this Python'))} |")
-    print(f"|{'---|' * 8}")
+    print(f"|{'---|' * 7}")
     for kind in KINDS:
         print(f"| {' | '.join(await row(kind))} |")
 

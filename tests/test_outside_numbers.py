@@ -19,10 +19,13 @@ from extproc.errors import ExpositionError
 from extproc.gen import decisions_pb2
 from extproc.learned.evidence import StreamEnd
 from extproc.learned.slowness import SlowPods
+from extproc.observe.admin import describe_snapshot
 from extproc.observe.attainment import Attainment
 from extproc.observe.decisionmessages import describe, encode
 from extproc.observe.decisions import DecisionsService
+from extproc.observe.livefeed import LiveFeed
 from extproc.observe.observers import NAMES, Observers
+from extproc.observe.recorder import Recorder
 from extproc.observe.telemetry import Telemetry
 from extproc.passes import last
 from extproc.pods.accounting import Accounting
@@ -32,9 +35,6 @@ from extproc.reports.models import ModelsError, decode_models
 from extproc.reports.orca import parse_orca
 from extproc.routing.modelroutes import ModelRoute, ModelRoutes
 from extproc.routing.policies import BUILT_IN
-from extproc.service.admin import describe_snapshot
-from extproc.service.livefeed import LiveFeed
-from extproc.service.recorder import Recorder
 from extproc.types import Hints, Outcome, Pick, Rejection
 from tests.builders import BASE, address, by_pages, endpoint, picker_of, request, routing
 from tests.wire.fake_call import begin

@@ -6,6 +6,11 @@ from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
+from extproc.meters import Meters
+
+READINESS_LIMIT_S = 5.0
+"""The longest time for which names that cannot be read delay readiness, where they are no terms."""
+
 
 class SourceStatus(Struct, frozen=True):
     """How one source of declarations is: a store, or a kind of objects in a cluster.
@@ -50,6 +55,43 @@ class Sources:
     def statuses(self) -> list[SourceStatus]:
         """Return how each source is."""
         return [status for say in self._say for status in say()]
+
+    def why_not_ready(self, waited_s: float, terms_wait_s: float) -> list[str]:
+        """Return which sources have to be read before this router is ready, for people.
+
+        Once all of one has been read it stays known, whatever happens to where it was read.
+
+        Args:
+            waited_s: Since the start.
+            terms_wait_s: The longest wait for those that may say who may use an adapter.
+        """
+        return [
+            each.said
+            for each in self.statuses()
+            if not each.is_read
+            and waited_s < (terms_wait_s if each.has_terms else READINESS_LIMIT_S)
+        ]
+
+    def warnings(self) -> list[str]:
+        """Return what is wrong with them, for people."""
+        return [each.said for each in self.statuses() if each.said]
+
+    def add_metrics(self, meters: Meters) -> None:
+        """Register what is known of them."""
+        meters.add_gauges(
+            "declarations_known",
+            "1 once everything that a source declares has been read. Sources are "
+            "adapters.store, LLMRoutes and InferenceModelRewrites.",
+            "source",
+            lambda: {each.name: float(each.is_complete) for each in self.statuses()},
+        )
+        meters.add_gauges(
+            "declarations_age_seconds",
+            "Time since a source of declarations last answered. A store answers each "
+            "interval_s, a watch at least each watch_s.",
+            "source",
+            lambda: {each.name: each.age_s for each in self.statuses()},
+        )
 
     @property
     def are_known(self) -> bool:

@@ -123,15 +123,16 @@ async def _read(store: Store) -> None:
 def _with_store(config: ConfigOption, run: Callable[[Store], Awaitable[T]]) -> T:
     """Return the result of `run` on the store that the configuration names."""
     from extproc.adapters.stores.content import ConflictError, StoreError
+    from extproc.adapters.stores.store import Store
     from extproc.config.file import ConfigError, load_config
-    from extproc.service.stores import make_store
+    from extproc.service.stores import make_medium
 
     async def work() -> T:
         section = load_config(config).adapters.store
         if section is None:
             raise ConfigError(f"{config}: adapters.store is not set")
         clock = asyncio.get_running_loop().time
-        store = make_store(section, clock=clock, on_failure=_warn)
+        store = Store(make_medium(section, clock=clock), on_failure=_warn)
         try:
             return await run(store)
         finally:

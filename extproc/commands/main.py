@@ -23,7 +23,7 @@ from extproc.commands.panels import CHECK, MEASURE, OBSERVE, RUN, Commands
 from extproc.commands.serve import check_config, serve
 from extproc.commands.up import up
 from extproc.commands.watch import watch
-from extproc.service.interpreter import interpreter
+from extproc.observe.interpreter import interpreter
 
 app = Commands(
     name="extproc",

@@ -1,6 +1,7 @@
 """The configuration: one YAML file, checked before anything starts.
 
-A large section has a file of its own; the rest are in `sections`. Every field has a unit in its
+A large section has a file of its own; the rest are in `sections`. `configured` makes the settings
+of each part of them. Every field has a unit in its
 name or description, a default, a range and a sentence that describes it; `docs/configuration.md` is
 generated from them. Fields whose description ends with "Live." take effect as soon as the file has
 changed and is valid; changes of other fields need a restart.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,6 +34,20 @@ Python.
 
 class ConfigError(Exception):
     """The file cannot be used; the message says where and what is allowed, a line per mistake."""
+
+
+@contextmanager
+def usable(field: str, path: Path | None = None) -> Iterator[None]:
+    """Have it said which field is wrong where its file cannot be used.
+
+    Raises:
+        ConfigError: For an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        where = field if path is None else f"{field}: {path}"
+        raise ConfigError(f"{where}: {describe_failure(error)}") from error
 
 
 class ConfigParser(Protocol):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -31,10 +30,6 @@ class ServerConfig(Section):
         "127.0.0.1:9002",
         description="`host:port` or `unix:PATH` of the gRPC services. Port 0, here and for the "
         "other listeners, means any free port; the log names it.",
-    )
-    transport: Literal["wire", "grpcio"] = Field(
-        "wire",
-        description="`wire`: the router's own HTTP/2 server; `grpcio`: grpc.aio, the reference.",
     )
     tls: TlsConfig | None = Field(
         None, description="TLS for the gRPC services; none means plain text."

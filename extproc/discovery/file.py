@@ -9,15 +9,49 @@ file atomically (write another, rename it) truncate it first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from extproc.address import check_endpoint_address
+from extproc.files.filewatch import FileWatch
 from extproc.files.yamltext import load_yaml
 from extproc.types import Endpoint
 
 _MAX_SHOWN_CHARS = 200
 """Length of a wrong entry in the message."""
+
+
+class FileDiscovery:
+    """Follows the file while `run` runs.
+
+    Args:
+        file: Its path.
+        file_interval_s: Seconds between two reads.
+        on_endpoints: Called with all endpoints, at first and at each change.
+        on_failure: Called with a message, once per new failure.
+        on_recovery: Called when the file can be used again.
+        scheme: Of the endpoints' URLs.
+    """
+
+    def __init__(
+        self,
+        file: Path,
+        file_interval_s: float,
+        *,
+        on_endpoints: Callable[[Sequence[Endpoint]], None],
+        on_failure: Callable[[str], None],
+        on_recovery: Callable[[], None],
+        scheme: str,
+        **_unused: object,
+    ) -> None:
+        self.run = FileWatch(
+            file,
+            interval_s=file_interval_s,
+            on_change=lambda text: on_endpoints(parse_endpoints(text, scheme=scheme)),
+            on_failure=on_failure,
+            on_recovery=on_recovery,
+        ).run
 
 
 def parse_endpoints(text: str, *, scheme: str = "http") -> list[Endpoint]:

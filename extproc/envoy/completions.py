@@ -36,6 +36,7 @@ from extproc.bounds import (
     between,
 )
 from extproc.learned.evidence import FULL_STATUSES, Evidence, by_status
+from extproc.meters import Meters
 from extproc.passes import TimerHandle, Turns, make_all
 from extproc.pods.accounting import Completion
 from extproc.protocol import PICK_ID_KEY, PICK_NAMESPACE
@@ -127,6 +128,14 @@ class CompletionService:
     on_lost: Callable[[Hashable], None] = lambda _: None
     turns: Turns | None = None
     num_streams: int = 0
+
+    def add_metrics(self, meters: Meters) -> None:
+        """Register the streams that are open."""
+        meters.add_gauge(
+            "access_log_streams",
+            "Open access log streams: one for each Envoy worker that has logged something.",
+            lambda: self.num_streams,
+        )
 
     def methods(self) -> tuple[Method, ...]:
         """Return StreamAccessLogs."""

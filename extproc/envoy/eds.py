@@ -26,6 +26,7 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import DecodeError
 
 from extproc.address import Address
+from extproc.meters import Meters
 from extproc.types import Endpoint
 from extproc.wire.rpc import Call, Code, Metadata, Method, Session
 
@@ -68,6 +69,11 @@ class EdsService:
     def num_streams(self) -> int:
         """Open streams."""
         return len(self._streams)
+
+    def add_metrics(self, meters: Meters) -> None:
+        """Register the streams that are open."""
+        says = "Open endpoint discovery streams."
+        meters.add_gauge("eds_streams", says, lambda: self.num_streams)
 
     def methods(self) -> tuple[Method, ...]:
         """Return StreamEndpoints."""

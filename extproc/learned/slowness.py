@@ -145,9 +145,9 @@ class SlowPods:
         compared = "%s per output token, %.1f times the %s of the other pods of its group (%d)"
         if state.is_slow:
             state.since_s = now
-            template = f"endpoint %s is slower than its peers: {compared}, for %.0f s of work"
+            template = f"pod %s is slower than its peers: {compared}, for %.0f s of work"
             return Line(template, (*figures, self.settings.for_s), is_loss=True)
-        template = f"endpoint %s is as fast as its peers again: {compared}; it was slow for %.0f s"
+        template = f"pod %s is as fast as its peers again: {compared}; it was slow for %.0f s"
         return Line(template, (*figures, now - state.since_s), is_loss=False)
 
 

@@ -163,56 +163,50 @@ class DecisionsService:
                 self.later((self.clock() - began_s) * (1 / MAX_SHARE - 1), self._run)
 
     def _pass(self) -> bool:
-        """Send decisions to every watcher in turn; return whether there may be more."""
-        messages: dict[tuple[int, bool, bool, int], bytes] = {}
+        """Send every watcher in turn what it has not got; return whether there may be more."""
+        messages: dict[tuple[bool, int, bool, bool, int], bytes] = {}
         num_looks = 0
-        while behind := [each for each in self._watchers if each.sequence < self.num_published]:
+        while behind := [each for each in self._watchers if self._is_behind(each)]:
             if len(messages) >= MAX_PER_PASS or num_looks >= MAX_LOOKS:
                 return True
             num_looks += len(behind)
             for watcher in behind:
-                sequence, record = self._next(watcher)
+                record, is_news = self._next(watcher)
                 if watcher.wants(record):
-                    ends, last = watcher.knows_end(record), watcher.last_outcome
-                    key = sequence, watcher.explains, ends, last
+                    ends, last = is_news or watcher.knows_end(record), watcher.last_outcome
+                    key = is_news, watcher.sequence, watcher.explains, ends, last
                     if key not in messages:
-                        messages[key] = encode(
-                            sequence, record, explains=key[1], ends=ends, last_outcome=last
+                        messages[key] = (
+                            encode_end(record, explains=watcher.explains)
+                            if is_news
+                            else encode(
+                                watcher.sequence,
+                                record,
+                                explains=watcher.explains,
+                                ends=ends,
+                                last_outcome=last,
+                            )
                         )
                     watcher.send(messages[key])
                     watcher.follow(record, ends=ends)
-        return self._pass_ends(num_looks)
-
-    def _pass_ends(self, num_looks: int) -> bool:
-        """Send outcomes to every watcher who has got the decisions before them."""
-        messages: dict[tuple[int, bool], bytes] = {}
-        while behind := [
-            each
-            for each in self._watchers
-            if each.wants_outcomes and each.num_ends < self.num_ended
-        ]:
-            if len(messages) >= MAX_PER_PASS or num_looks >= MAX_LOOKS:
-                return True
-            num_looks += len(behind)
-            for watcher in behind:
-                num_gone = self.num_ended - len(self._ends)
-                watcher.take_outcome(num_gone)
-                record = self._ends[watcher.num_ends - 1 - num_gone]
-                if watcher.wants(record):
-                    key = watcher.num_ends, watcher.explains
-                    if key not in messages:
-                        messages[key] = encode_end(record, explains=watcher.explains)
-                    watcher.send(messages[key])
-                    watcher.follow(record, ends=True)
         for watcher in tuple(self._watchers):
             watcher.end_if_told()
         return False
 
-    def _next(self, watcher: Watcher) -> tuple[int, DecisionRecord]:
-        """Advance a watcher by one decision, and return that."""
-        num_gone = self.num_published - len(self._kept)
-        self.num_dropped += watcher.take_decision(num_gone)
-        return watcher.sequence, self._kept[watcher.sequence - 1 - num_gone]
+    def _is_behind(self, watcher: Watcher) -> bool:
+        return watcher.sequence < self.num_published or (
+            watcher.wants_outcomes and watcher.num_ends < self.num_ended
+        )
+
+    def _next(self, watcher: Watcher) -> tuple[DecisionRecord, bool]:
+        """Advance a watcher by one decision or, where it has all, by one end; return which."""
+        if watcher.sequence < self.num_published:
+            num_gone = self.num_published - len(self._kept)
+            self.num_dropped += watcher.take_decision(num_gone)
+            return self._kept[watcher.sequence - 1 - num_gone], False
+        num_gone = self.num_ended - len(self._ends)
+        watcher.take_outcome(num_gone)
+        return self._ends[watcher.num_ends - 1 - num_gone], True
 
     def _open(self, call: Call, metadata: Metadata) -> Session:
         return Watcher(self, call)

@@ -28,6 +28,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.metrics_core import Metric
 
+from extproc.meters import Labels
 from extproc.observe.attainment import CappedLabel
 from extproc.observe.counters import Counter, Histogram, labelled
 from extproc.observe.endpointmetrics import endpoint_families
@@ -49,9 +50,6 @@ _SCRAPE_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0
 _HELD_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 _DELAY_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _LAG_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-
-
-_Labels = str | tuple[str, ...]
 
 
 class Totals(NamedTuple):
@@ -227,7 +225,7 @@ class Telemetry:
         self,
         name: str,
         documentation: str,
-        label: _Labels,
+        label: Labels,
         read: Callable[[], Mapping[Any, float]],
     ) -> None:
         """Add `extproc_<name>_total`, read at each scrape; labels as `add_gauges` has them."""
@@ -237,7 +235,7 @@ class Telemetry:
         self,
         name: str,
         documentation: str,
-        label: _Labels,
+        label: Labels,
         read: Callable[[], Mapping[Any, float]],
     ) -> None:
         """Add `extproc_<name>`, read at each scrape; with several labels, values are tuples."""
@@ -248,7 +246,7 @@ class Telemetry:
         kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
         name: str,
         documentation: str,
-        label: _Labels,
+        label: Labels,
         read: Callable[[], Mapping[Any, float]],
     ) -> None:
         """Add a family whose values are copied at the moment of a page, as they may be live."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from math import inf
 
+from extproc.meters import Meters
 from extproc.observe.observers import Observers
-from extproc.observe.telemetry import Telemetry
 from extproc.peers.adapterpeers import AdapterPeers, AdapterUpdate
 from extproc.peers.encoding import PickUpdate, encode
 from extproc.peers.links import Links
@@ -167,21 +167,21 @@ class Hearing:
         self._call("telling", self._part, router_id)
         self._call("telling", self._adapters.forget, router_id)
 
-    def add_metrics(self, telemetry: Telemetry) -> None:
+    def add_metrics(self, meters: Meters) -> None:
         """Register the metrics of the messages between routers."""
         told, telling, links = self._router.pool.told, self._telling, self.links
-        telemetry.add_gauge(
+        meters.add_gauge(
             "told_in_flight",
             "Unfinished picks of other routers, by their own reports.",
             lambda: told.num_in_flight,
         )
-        telemetry.add_counters(
+        meters.add_counters(
             "told_picks",
             "Picks that routers sent to each other. out: once for each router. in: received.",
             "direction",
             lambda: {"in": told.num_received, "out": links.num_told},
         )
-        telemetry.add_counters(
+        meters.add_counters(
             "told_dropped",
             "Picks that other routers do not count, or this one. slow_link: updates that a "
             "router did not read. untold: at too many places for one update. unknown_pod, full "

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
 
 from extproc.learned.cachesize import CacheSize
 from extproc.pods.serverflags import PoolSettings
 from extproc.pods.tracked import Tracked
 from extproc.types import LoadReport
+
+_MAX_REMEMBERED = 100  # sizes: pods may state any number of slots
 
 
 class CpuCaches:
@@ -108,3 +110,42 @@ def _cached(report: LoadReport | None) -> frozenset[str]:
     if report is None or report.cpu_adapters is None:
         return frozenset()
     return report.cpu_adapters | (report.gpu_adapters or frozenset())
+
+
+class CacheWatch:
+    """Compares the configured size of the pods' CPU caches with the learned one, by group."""
+
+    def __init__(self, caches: CpuCaches) -> None:
+        self._caches = caches
+        self._warned_of: deque[tuple[str, int]] = deque(maxlen=_MAX_REMEMBERED)
+
+    def take_news(self) -> Iterator[str]:
+        """Yield a line for each disagreement, once for each configured size of a group.
+
+        Without a pod whose slots are known, nobody knows what the configuration means.
+        """
+        for group, caches in self._caches.groups.items():
+            learned, presumed = _learned(caches), caches.presumed
+            is_known = learned is not None and caches.has_slots
+            if is_known and learned != presumed and (group, presumed) not in self._warned_of:
+                self._warned_of.append((group, presumed))
+                field = f"pods.{f'groups.{group}.' if group else ''}max_cpu_loras"
+                yield (
+                    f"pods hold about {learned} adapters in their CPU caches, but the "
+                    f"configuration says {presumed} ({field}, else as many as slots). The router "
+                    f"uses the number that it sees. Set {field} to the pods' --max-cpu-loras"
+                )
+
+    def sizes(self) -> Mapping[tuple[str, str], float]:
+        """Return each group's configured size, and the learned one if there is one, by source."""
+        sizes: dict[tuple[str, str], float] = {}
+        for group, caches in self._caches.groups.items():
+            sizes[group, "configured"] = caches.presumed
+            learned = _learned(caches)
+            if learned is not None:
+                sizes[group, "learned"] = learned
+        return sizes
+
+
+def _learned(caches: GroupCaches) -> int | None:
+    return caches.learned if caches.stated is None else caches.stated

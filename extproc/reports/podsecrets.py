@@ -79,3 +79,8 @@ class PodSecrets:
             self._trouble = str(error)
             return
         self._stamps, self._trouble = stamps, ""
+
+
+PodAccess = tuple[dict[str, str], SSLContext | None, PodSecrets]
+"""The headers, the TLS context and the secrets of our own requests to pods: what a `PodClient`
+takes."""

@@ -50,5 +50,5 @@ class Readiness:
         if now >= self._until_s:
             return []
         if self._unasked:
-            return [f"endpoints not asked yet: {len(self._unasked)}"]
-        return [] if self._has_models else ["no endpoint has answered yet"]
+            return [f"pods not asked yet: {len(self._unasked)}"]
+        return [] if self._has_models else ["no pod has answered yet"]

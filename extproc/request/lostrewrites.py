@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
+from extproc.meters import Meters
+
 FORGET_S: Final = 300.0
 """Since the last one; then the warning ends, and the next one is news again."""
 AI_GATEWAY_HEADER: Final = "x-ai-eg-model"
@@ -46,6 +48,16 @@ class LostRewrites:
             f"{gateway} has undone a rewrite: a pod read {written!r} where the router wrote "
             f"{served!r}. A filter behind the router puts its own body back. Have the pods list "
             "the alias themselves, or rewrite in the gateway (docs/canary.md)"
+        )
+
+    def add_metrics(self, meters: Meters) -> None:
+        """Register them."""
+        meters.add_counters(
+            "rewrites_lost",
+            "Requests whose pod read the model that the client wrote, and not the one that the "
+            "router wrote: a filter behind it puts its own body back.",
+            "gateway",
+            lambda: self.counts,
         )
 
     def take_news(self) -> list[str]:

@@ -21,6 +21,7 @@ from math import inf
 from extproc.address import is_in_subset
 from extproc.bounds import MAX_REQUEST_ID_CHARS
 from extproc.learned.lately import Lately
+from extproc.meters import Meters
 from extproc.pods.peerpicks import router_of
 from extproc.protocol import DESTINATION_KEY, MARK_HEADER
 from extproc.types import Pick
@@ -118,6 +119,23 @@ class Marks:
         """Return how often the gateway asks about one request, of late."""
         first, repeated, _ = self._lately.counts()
         return 1.0 + repeated / max(1, first)
+
+    def add_metrics(self, meters: Meters) -> None:
+        """Register how often one request is asked about."""
+        meters.add_gauge(
+            "calls_per_request",
+            "How often the gateway asks about one request, over the last 5 to 10 minutes. More "
+            "than 1: its chain has the picker's filter several times.",
+            self.per_request,
+        )
+        meters.add_counters(
+            "repeated_calls",
+            "Further calls about a request. answered: without a decision, as its mark is a "
+            "router's. decided: anew, as the mark was made with another key, is old, or is a "
+            "client's own.",
+            "result",
+            lambda: {"answered": self.num_repeated, "decided": self.num_unproven},
+        )
 
     def warnings(self) -> list[str]:
         """Return what is wrong with the gateway, for people."""

@@ -19,6 +19,7 @@ from typing import Any
 from msgspec import Struct
 
 from extproc.errors import ProtocolError
+from extproc.meters import Meters
 from extproc.passes import TimerHandle, Turns
 from extproc.request import messages as m
 from extproc.request.body import MAX_ECHOED
@@ -74,6 +75,18 @@ class ExternalProcessor:
     def methods(self) -> list[Method]:
         """Return the service's methods."""
         return [Method(f"/{SERVICE}/Process", self._open)]
+
+    def add_metrics(self, meters: Meters) -> None:
+        """Register the calls that are open, and those that an error ended."""
+        meters.add_gauge("streams_active", "Open ext_proc streams.", lambda: self.num_open)
+        meters.add_counters(
+            "streams_broken",
+            "ext_proc calls that ended with an error. internal: the router failed, and "
+            "the request got an error. protocol: Envoy broke the protocol. silence: it "
+            "sent nothing for a request for 15 minutes. At most one log line in 10 s.",
+            "cause",
+            lambda: self.num_broken,
+        )
 
     def broke(self, cause: str, message: str, *, with_traceback: bool = False) -> None:
         """Count and log an error; `observe.logs` limits how often."""

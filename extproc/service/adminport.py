@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from extproc import __version__
 from extproc.address import Address
+from extproc.observe.admin import AdminServer
+from extproc.observe.livefeed import LiveFeed
 from extproc.observe.livepage import LivePage
-from extproc.service.admin import AdminServer
-from extproc.service.livefeed import LiveFeed
 from extproc.service.parts import Parts
 
 

@@ -23,19 +23,19 @@ from pathlib import Path
 from typing import Any
 
 from extproc.address import Address
-from extproc.config import Config
+from extproc.config import Config, configured
 from extproc.config.file import ConfigParser, parse_config
+from extproc.config.liveconfig import LiveConfig
+from extproc.observe.sideports import SidePorts
 from extproc.observe.tracing import Tracing
+from extproc.observe.watchdog import Watchdog
 from extproc.routing.policies import Policy
-from extproc.service import transports
 from extproc.service.adminport import make_admin
 from extproc.service.clocks import Clocks
 from extproc.service.garbage import GC_THRESHOLDS, Garbage
-from extproc.service.gauges import add_gauges
-from extproc.service.liveconfig import LiveConfig
 from extproc.service.parts import Parts
-from extproc.service.sideports import SidePorts
-from extproc.service.watchdog import Watchdog
+from extproc.wire import transports
+from extproc.wire.server import WireServer
 
 log = logging.getLogger(__name__)
 
@@ -90,13 +90,15 @@ class App:
         self._admin_at = Address.parse(config.admin.address)
         self._admin = make_admin(self._admin_at, parts, self._why_not_ready)
         self._sides = SidePorts(
-            config,
+            config.server.health_address,
+            config.admin.metrics_address,
             health=parts.services.health.methods(),
             registry=parts.telemetry.registry,
             dropped=parts.traffic.http_dropped,
         )
         self._watchdog = Watchdog(config.server.max_stall_s or inf)
-        add_gauges(parts, self._live_config, self._why_not_ready)
+        parts.add_metrics(lambda: not self._why_not_ready())
+        self._live_config.add_metrics(parts.telemetry)
 
     def stop(self) -> None:
         """Begin to drain. May be called more than once."""
@@ -113,14 +115,13 @@ class App:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self.stop)
-        parts, transport = self._parts, None
+        parts, server = self._parts, None
         services = (parts.services, parts.recorder.decisions, parts.peering)
         methods = [method for service in services for method in service.methods()]
         try:
-            transport = await transports.listen(
-                self._config, methods, parts.traffic.wire, parts.traffic.budget
-            )
-            self.address = transport.address
+            listener, traffic = configured.listener_settings(self._config), parts.traffic
+            server = await transports.listen(listener, methods, traffic.wire, traffic.budget)
+            self.address = server.address
             await self._sides.start()
             await self._admin.start()
             self.admin_address = str(replace(self._admin_at, port=self._admin.port))
@@ -129,7 +130,7 @@ class App:
             async with asyncio.TaskGroup() as tasks:
                 background = [tasks.create_task(each) for each in self._background()]
                 await self._stop.wait()
-                await self._drain(transport)
+                await self._drain(server)
                 for task in background:
                     task.cancel()
         finally:
@@ -139,8 +140,8 @@ class App:
             await parts.pods.aclose()
             await self._admin.stop()
             await self._sides.aclose()
-            if transport is not None:
-                await transport.drain(0.0)  # still open if another port could not be bound
+            if server is not None:
+                await server.close()
 
     def _background(self) -> Iterator[Coroutine[Any, Any, None]]:
         yield self._upkeep()
@@ -187,14 +188,15 @@ class App:
             self._update_health()
             self._parts.tell()
 
-    async def _drain(self, transport: transports.Transport) -> None:
+    async def _drain(self, server: WireServer) -> None:
         config, parts = self._config.server, self._parts
         log.info("draining: %d streams open", parts.services.processor.num_open)
         self._update_health()
         await asyncio.sleep(config.drain_delay_s)
         async with asyncio.TaskGroup() as tasks:
             refusing = tasks.create_task(self._refuse_held(config.drain_timeout_s))
-            await transport.drain(config.drain_timeout_s)
+            await server.drain(config.drain_timeout_s)
+            await server.close()
             refusing.cancel()
         await parts.peering.drain()
 

@@ -12,33 +12,39 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 
 from extproc import __version__
-from extproc.config import Config
+from extproc.config import Config, configured
+from extproc.discovery.endpointlist import EndpointList
+from extproc.discovery.kubernetes.source import KubernetesDiscovery
+from extproc.envoy.endings import Endings
+from extproc.learned.slowness import SlowPods
 from extproc.observe.counters import PoolMetrics
 from extproc.observe.decisions import DecisionsService
+from extproc.observe.gauges import add_gauges, add_traffic_gauges
 from extproc.observe.observers import Observers
+from extproc.observe.recorder import Recorder
 from extproc.observe.telemetry import Telemetry
 from extproc.observe.tracing import Tracing
 from extproc.peers.adapterpeers import AdapterUpdate
 from extproc.peers.links import Links
+from extproc.peers.peering import ObservedRelay, Peering
 from extproc.peers.relay import Relay
 from extproc.peers.telling import Hearing, Telling
 from extproc.pods.accounting import Accounting
+from extproc.pods.cpucaches import CacheWatch
+from extproc.pods.scraping import Pods
+from extproc.reports.engines import PROFILES
 from extproc.reports.readiness import Readiness
 from extproc.routing.policies import Policy
-from extproc.service import configured
 from extproc.service.adapterservice import AdapterService
-from extproc.service.cachewatch import CacheWatch
 from extproc.service.clocks import Clocks
-from extproc.service.discovery import Discovery, EndpointList
-from extproc.service.endings import Endings
-from extproc.service.peering import Peering
-from extproc.service.recorder import Recorder
+from extproc.service.endpointsource import make_source
+from extproc.service.peeraccess import peer_settings
 from extproc.service.routing import Routing
-from extproc.service.scraping import Pods
 from extproc.service.services import Services
 from extproc.wire.budget import Budget
 from extproc.wire.httpserver import HttpLimit
@@ -114,22 +120,33 @@ class Parts:
             wall_clock=clocks.wall_clock,
         )
         self.readiness = Readiness(READINESS_LIMIT_S)
+        scrapes, polls = configured.pod_loops(config)
         self.pods = Pods(
-            config,
+            PROFILES[config.pods.engine],
+            scrapes,
+            polls,
+            pace=configured.pace(config),
+            slow=SlowPods(routing.pool.group_of, configured.slowness_settings(config)),
+            page_url=configured.metrics_pages(config),
+            max_page_bytes=config.scrape.max_page_bytes,
             pool=routing.pool,
             readiness=self.readiness,
             accounting=self.accounting,
             recorder=recorder,
             on_asked=_both(changed.set, routing.is_wanting.set),
-            clocks=clocks,
+            clock=clocks.clock,
+            cpu_clock=clocks.cpu_clock,
+            rng=clocks.rng,
         )
         self.endings = endings = Endings(
-            self.accounting, routing.pool.outliers, recorder, relay, self.pods, clocks.clock
+            self.accounting, routing.pool.outliers, recorder, self.pods, clocks.clock
         )
         self.services = Services(
             config,
             routing,
             endings,
+            recorder,
+            ObservedRelay(relay, observers, clocks.clock),
             router_id=router_id,
             tracing=tracing,
             clocks=clocks,
@@ -145,11 +162,11 @@ class Parts:
             clocks=clocks,
         )
         self.peering = Peering(
-            config,
+            peer_settings(config, clocks),
             relay,
             Hearing(
                 routing.router,
-                self.adapters.loading.peers,
+                self.adapters.peers,
                 telling,
                 clock=clocks.clock,
                 observers=observers,
@@ -157,11 +174,12 @@ class Parts:
             router_id=router_id,
             on_entries=self.services.completions.record_relayed,
             on_lost=endings.lost_link,
-            num_losses=endings.num_losses,
+            num_losses=partial(_num_losses, self.accounting, relay),
             on_num_routers=routing.pool.set_num_routers,
             on_garbage=recorder.telemetry.access_log_garbage,
             observers=observers,
-            clocks=clocks,
+            clock=clocks.clock,
+            rng=clocks.rng,
         )
         followers = (routing, self.pods, self.adapters.loading, self.services.eds)
         self.endpoints = EndpointList(
@@ -171,15 +189,27 @@ class Parts:
             clock=clocks.clock,
             most=config.discovery.max_endpoints,
         )
-        self.discovery = Discovery(
-            config,
+        self.kubernetes = kubernetes = KubernetesDiscovery(
+            configured.kubernetes_settings(config.discovery.kubernetes),
             on_endpoints=self.endpoints.set,
             on_priorities=routing.routes.set_objectives,
+            scheme=configured.scheme(config),
+            engine=config.pods.engine,
+            clock=clocks.clock,
+            wall_clock=clocks.wall_clock,
+            rng=clocks.rng,
             on_rules=self.adapters.declaring.set_rules,
             on_offers=self.adapters.declaring.set_offers,
-            clocks=clocks,
         )
-        routing.sources.add(self.discovery.sources)
+        routing.sources.add(kubernetes.sources)
+        self.discovery = make_source(
+            config.discovery,
+            kubernetes,
+            self.telemetry,
+            on_endpoints=self.endpoints.set,
+            scheme=configured.scheme(config),
+            clock=clocks.clock,
+        )
 
     @property
     def telemetry(self) -> Telemetry:
@@ -193,20 +223,46 @@ class Parts:
     def why_not_ready(self) -> list[str]:
         """Return the reasons, for people; empty when ready."""
         reasons = self.readiness.problems(now=self.clock())
-        return reasons + self.discovery.why_not_ready() + self.adapters.why_not_ready()
+        return reasons + self.kubernetes.why_not_ready() + self.adapters.why_not_ready()
 
     def warnings(self) -> Sequence[str]:
         """Return what is wrong elsewhere, for people: another router would not do better."""
         return [
             *self.traffic.wire.mismatches.warnings(now=self._loop.time()),
             *self.services.lost_rewrites.warnings(now=self.clock()),
-            *self.discovery.warnings(),
+            *self.kubernetes.warnings(),
             *self.endpoints.warnings(),
             *self.pods.losses.warnings(),
             *self.peering.warnings(),
             *self.adapters.warnings(),
             *self.services.warnings(),
         ]
+
+    def add_metrics(self, is_ready: Callable[[], bool]) -> None:
+        """Register the parts' own counts."""
+        telemetry, routing = self.telemetry, self.routing
+        add_gauges(
+            telemetry,
+            is_ready=is_ready,
+            router=routing.router,
+            routes=routing.routes,
+            attainment=routing.attainment,
+            num_policy_failures=routing.num_policy_failures,
+            accounting=self.accounting,
+            cache_watch=self.cache_watch,
+            losses=self.pods.losses,
+            slow=self.pods.slow,
+            pace=self.pods.pace,
+            decisions=self.recorder.decisions,
+            observers=self.recorder.observers,
+            clock=self.clock,
+        )
+        traffic = self.traffic
+        add_traffic_gauges(telemetry, traffic.budget, traffic.wire, traffic.http_dropped)
+        for part in (self.services, self.peering, self.endpoints, self.kubernetes):
+            part.add_metrics(telemetry)
+        for of_adapters in (self.adapters.loading, routing.sources):
+            of_adapters.add_metrics(telemetry)
 
     def configure(self, config: Config) -> None:
         """Apply the live fields of a changed configuration.
@@ -220,18 +276,17 @@ class Parts:
 
     def look(self) -> None:
         """Do what is due about once a second: forget what nobody ends, and say who is lost."""
-        news = (self.traffic.wire.mismatches, self.services.lost_rewrites)
+        news = (self.traffic.wire.mismatches, self.services.lost_rewrites, self.cache_watch)
         for line in (line for each in news for line in each.take_news()):
             log.warning("%s", line)
         self.services.tick()
-        self.cache_watch.look()
         self.pods.tick()
 
     def tell(self) -> None:
         """Report to the cluster on its declarations, if there is news."""
         news = self.adapters.take_news()
         if news is not None:
-            self.discovery.report(*news)
+            self.kubernetes.report(*news)
 
 
 def _telemetry(config: Config, routing: Routing) -> Telemetry:
@@ -246,6 +301,11 @@ def _telemetry(config: Config, routing: Routing) -> Telemetry:
         registry=registry,
         max_adapter_labels=config.admin.max_adapter_labels,
     )
+
+
+def _num_losses(accounting: Accounting, relay: Relay) -> int:
+    """Return how often other routers may have missed entries that were to come from here."""
+    return accounting.logs.num_losses + sum(relay.num_dropped.values())
 
 
 def _saying(telling: Telling, observers: Observers) -> Callable[[AdapterUpdate], None]:

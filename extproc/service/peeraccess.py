@@ -1,18 +1,23 @@
-"""The proof of being a peer, and the checks of that and of `peers` at the start."""
+"""The other routers by `peers`: how they are found, and how each proves that it is one."""
 
 from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from extproc.address import Address
 from extproc.config import Config
-from extproc.config.file import ConfigError
+from extproc.config.file import ConfigError, usable
+from extproc.config.peers import PeersConfig
+from extproc.config.warnings import checks_clients
 from extproc.discovery.kubernetes.api import MissingLibraryError, load_library
-from extproc.files.reading import check_readable, describe_failure
+from extproc.discovery.kubernetes.apiserver import Kubernetes
+from extproc.files.reading import check_readable
 from extproc.files.tls import HTTP2, client_context
 from extproc.peers.keys import PeerKeys, read_keys
+from extproc.peers.peering import OnEndpoints, PeerSettings
+from extproc.service.clocks import Clocks
 
 log = logging.getLogger(__name__)
 
@@ -27,44 +32,73 @@ def check_peers(config: Config) -> None:
     peers = config.peers
     if peers is None:
         return
-    if peers.key_file is not None:
-        try:
+    with usable("peers.key_file", peers.key_file):
+        if peers.key_file is not None:
             read_keys(peers.key_file)
-        except OSError as error:
-            why = describe_failure(error)
-            raise ConfigError(f"peers.key_file: {peers.key_file}: {why}") from error
     if peers.static is None and peer_port(config) is None:
         raise ConfigError("peers.port: must be given where server.address has no fixed port")
     try:
         if peers.service is not None:
             load_library("peers.service")
-        check_readable(None if config.server.tls is None else peers.ca_file)
     except MissingLibraryError as error:
         raise ConfigError(str(error)) from error
-    except OSError as error:
-        raise ConfigError(f"peers.ca_file: {peers.ca_file}: {describe_failure(error)}") from error
-    try:
+    with usable("peers.ca_file", peers.ca_file):
+        check_readable(None if config.server.tls is None else peers.ca_file)
+    with usable("peers: ca_file and server.tls cannot be used"):
         link_tls(config)
-    except OSError as error:
-        why = describe_failure(error)
-        raise ConfigError(f"peers: ca_file and server.tls cannot be used: {why}") from error
 
 
-def unproven_peers(config: Config) -> list[str]:
-    """Return a line where nothing proves who speaks as a peer."""
-    if config.peers is None or config.peers.key_file is not None or checks_clients(config):
-        return []
-    return [
-        "peers: without key_file or server.tls.client_ca_file the router cannot verify its peers. "
-        "It trusts any process that listens at a peer's address, and sends its picks to any "
-        "process that connects"
-    ]
+def peer_settings(config: Config, clocks: Clocks) -> PeerSettings | None:
+    """Return how peers are found and known; None where there are none."""
+    peers = config.peers
+    if peers is None:
+        return None
+    follow, warnings = _source(peers, peer_port(config), clocks)
+    return PeerSettings(
+        keys=keys_of(config),
+        believes_callers=checks_clients(config),
+        tls=lambda: link_tls(config),
+        tls_name=peers.tls_name,
+        static=peers.static or (),
+        follow=follow,
+        warnings=warnings,
+    )
 
 
-def checks_clients(config: Config) -> bool:
-    """Return whether TLS lets only clients call that have a certificate."""
-    tls = config.server.tls
-    return tls is not None and tls.client_ca_file is not None
+def _source(
+    peers: PeersConfig, port: int | None, clocks: Clocks
+) -> tuple[Callable[[OnEndpoints], Awaitable[None]] | None, Callable[[], list[str]]]:
+    """Return what follows the peers, if they come and go, and what keeps it from that."""
+    if (service := peers.service) is not None:
+        kubernetes = Kubernetes(
+            peers.kubeconfig, clock=clocks.clock, rng=clocks.rng, namespace=peers.namespace
+        )
+
+        async def follow_service(on_endpoints: OnEndpoints) -> None:
+            try:
+                await kubernetes.follow_service(service, on_endpoints, port=port)
+            finally:
+                await kubernetes.aclose()
+
+        return follow_service, kubernetes.warnings
+    if (name := peers.dns) is None:
+        return None, list
+
+    async def follow_name(on_endpoints: OnEndpoints) -> None:
+        from extproc.discovery.dns import DnsDiscovery
+
+        await DnsDiscovery(
+            name,
+            port=port,
+            on_endpoints=on_endpoints,
+            on_failure=lambda trouble: log.error("peers: %s", trouble),
+            on_recovery=lambda: log.info("peers: discovery works again"),
+            clock=clocks.clock,
+            interval_s=peers.interval_s,
+            nameservers=peers.nameservers,
+        ).run()
+
+    return follow_name, list
 
 
 def keys_of(config: Config) -> Callable[[], Sequence[bytes] | None]:

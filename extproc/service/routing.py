@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from extproc.adapters.sources import Sources
-from extproc.config import Config
+from extproc.config import Config, configured
 from extproc.config.file import ConfigError
 from extproc.observe.attainment import Attainment
 from extproc.openai import Spelling
@@ -26,7 +26,6 @@ from extproc.routing.picker import Picker
 from extproc.routing.policies import BUILT_IN, Policy
 from extproc.routing.rewrites import Rewrites, Rule
 from extproc.routing.router import Router
-from extproc.service import configured
 from extproc.service.clocks import Clocks
 from extproc.types import Endpoint, Snapshot
 

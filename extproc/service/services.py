@@ -6,24 +6,29 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
-from extproc.config import Config
+from extproc.config import Config, configured
 from extproc.envoy.completions import CompletionService
 from extproc.envoy.eds import EdsService
+from extproc.envoy.endings import Endings
 from extproc.envoy.health import HealthService
+from extproc.meters import Meters
+from extproc.observe.recorder import Recorder
+from extproc.observe.traced import Traced
 from extproc.observe.tracing import Tracing
+from extproc.peers.peering import ObservedRelay
 from extproc.request.codec import Codec
-from extproc.request.interfaces import StreamParts
+from extproc.request.interfaces import StreamParts, StreamSettings
 from extproc.request.listbudget import Lists
 from extproc.request.marks import Marks
 from extproc.request.processor import ExternalProcessor
-from extproc.service import configured
+from extproc.request.stream import Stream
 from extproc.service.clocks import Clocks
-from extproc.service.endings import Endings
 from extproc.service.peeraccess import keys_of
 from extproc.service.routing import Routing
-from extproc.service.traced import new_stream_of
-from extproc.wire.rpc import Method
+from extproc.wire.rpc import Metadata, Method
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +40,8 @@ class Services:
         config: Checked configuration.
         routing: Chooses endpoints.
         endings: Ends what was chosen.
+        recorder: Records what becomes of requests.
+        relay: Takes access log entries of other routers' picks.
         router_id: The prefix of this router's pick ids.
         tracing: Makes spans; closed by `aclose`. None where tracing is off.
         clocks: Clocks and randomness.
@@ -46,6 +53,8 @@ class Services:
         config: Config,
         routing: Routing,
         endings: Endings,
+        recorder: Recorder,
+        relay: ObservedRelay,
         *,
         router_id: str,
         tracing: Tracing | None,
@@ -53,8 +62,7 @@ class Services:
         is_open: Callable[[], bool],
     ) -> None:
         self._endings, self._clock, self._tracing = endings, clocks.clock, tracing
-        recorder, accounting = endings.recorder, endings.accounting
-        telemetry = recorder.telemetry
+        accounting, telemetry = endings.accounting, recorder.telemetry
         has_marks = configured.may_be_asked_again(config)
         self.marks = marks = _marks(config, routing, router_id, clocks)
         parts = StreamParts(
@@ -81,8 +89,8 @@ class Services:
             wall_clock=clocks.wall_clock,
             on_refusal=endings.refused,
             on_garbage=telemetry.access_log_garbage,
-            on_foreign=endings.pass_on if config.peers is not None else None,
-            on_recorded=endings.flush,
+            on_foreign=relay.pass_on if config.peers is not None else None,
+            on_recorded=relay.flush,
             on_streams=accounting.record_access_logs,
             on_lost=endings.lost_log,
             turns=self.processor.turns,
@@ -107,6 +115,11 @@ class Services:
         """Return what is wrong with the gateway, for people."""
         return [*self.marks.warnings(), *self._endings.accounting.servers.warnings()]
 
+    def add_metrics(self, meters: Meters) -> None:
+        """Register the services' own counts."""
+        for part in (self.processor, self.completions, self.eds, self.marks, self.lost_rewrites):
+            part.add_metrics(meters)
+
     async def aclose(self) -> None:
         """Send the remaining spans."""
         if self._tracing is not None:
@@ -114,7 +127,7 @@ class Services:
 
 
 def _on_unusable(address: str) -> None:
-    log.error("endpoint %s left out of EDS: not ip:port", address)
+    log.error("pod %s left out of EDS: not ip:port", address)
 
 
 def _marks(config: Config, routing: Routing, router_id: str, clocks: Clocks) -> Marks:
@@ -137,3 +150,17 @@ def _codec(config: Config) -> Codec:
         honours_subset=config.request.use_subset_hint,
         tells_scores=config.destination.emit_scores,
     )
+
+
+def new_stream_of(
+    parts: StreamParts, settings: StreamSettings, recorder: Recorder, tracing: Tracing | None
+) -> Callable[[Metadata, Callable[[], None], str], Stream]:
+    """Return the factory of streams; tracing costs nothing where it is off."""
+    if tracing is None:
+        return lambda _metadata, wake, envoy: Stream(parts, settings, wake, envoy)
+
+    def new_stream(metadata: Metadata, wake: Callable[[], None], envoy: str) -> Stream:
+        traced = Traced(recorder, partial(tracing.begin, metadata))
+        return Stream(replace(parts, observer=traced), settings, wake, envoy)
+
+    return new_stream

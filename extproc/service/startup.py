@@ -8,40 +8,35 @@ free.
 from __future__ import annotations
 
 import datetime as dt
-import errno
 import gc
 import logging
-import os
-import socket
 import ssl
-import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
 import uvloop
 
 from extproc import __version__
-from extproc.address import MAX_UNIX_PATH_BYTES, Address
-from extproc.config import Config
-from extproc.config.file import ConfigError, ConfigParser, parse_config
+from extproc.config import Config, configured
+from extproc.config.file import ConfigError, ConfigParser, parse_config, usable
 from extproc.config.server import TlsConfig
+from extproc.config.warnings import open_doors, short_expiry, unproven_peers
 from extproc.discovery.file import parse_endpoints
 from extproc.discovery.kubernetes.api import MissingLibraryError, load_library
 from extproc.files.reading import check_readable, describe_failure, read_text
 from extproc.observe import logs
 from extproc.observe.tracing import Tracing, TracingError
 from extproc.routing.policies import Policy
-from extproc.service import configured
 from extproc.service.app import App
-from extproc.service.certificates import certificate_warnings
 from extproc.service.heap import return_large_blocks
-from extproc.service.peeraccess import check_peers, unproven_peers
+from extproc.service.peeraccess import check_peers, link_tls
 from extproc.service.routing import make_policy
-from extproc.service.stores import check_store
+from extproc.service.stores import make_medium
+from extproc.wire.certificates import CLIENT_CA, authority_warnings, listener_warnings
+from extproc.wire.ports import check_listeners
 from extproc.wire.tls import Certificates
 
 log = logging.getLogger(__name__)
@@ -126,32 +121,57 @@ def check_start(config: Config) -> Findings:
     found.policy = check(make_policy)
     for part in (
         *(_check_packages, _check_server_tls, configured.pod_access, check_peers),
-        check_store,
+        *(_check_store, configured.registration_settings),
     ):
         check(part)
     found.tracing = check(make_tracing)
     found.warnings += [_one_line(warning) for warning in _missing_sources(config)]
     if not found.errors:
         found.warnings += _settings_that_work_badly(config)
-    _check_addresses(config, found)
+    errors, found.in_use = check_listeners(
+        {
+            "server.address": config.server.address,
+            "server.health_address": config.server.health_address,
+            "admin.address": config.admin.address,
+            "admin.metrics_address": config.admin.metrics_address,
+        }
+    )
+    found.errors += errors
     return found
 
 
 def _settings_that_work_badly(config: Config) -> list[str]:
     found = [
-        *configured.short_expiry(config),
-        *configured.open_doors(config),
+        *short_expiry(config),
+        *open_doors(config),
         *unproven_peers(config),
     ]
     try:
-        return [*found, *certificate_warnings(config, now=dt.datetime.now(dt.UTC))]
+        return [*found, *_certificate_warnings(config, dt.datetime.now(dt.UTC))]
     except OSError as error:  # the files are being replaced just now
         return [*found, _one_line(f"certificates: {error}")]
 
 
+def _certificate_warnings(config: Config, now: dt.datetime) -> Iterator[str]:
+    redis = config.adapters.store and config.adapters.store.redis
+    tls, peers, pods = config.server.tls, config.peers, config.pods
+    for name, ca_file in (
+        ("pods.ca_file", pods.ca_file if pods.tls else None),
+        (CLIENT_CA, tls.client_ca_file if tls else None),
+        ("peers.ca_file", peers.ca_file if peers and tls else None),
+        ("adapters.store.redis.ca_file", redis.ca_file if redis else None),
+    ):
+        if ca_file is not None:
+            yield from authority_warnings(name, ca_file, now)
+    if tls is not None:
+        trust = "peers.ca_file" if peers and peers.ca_file else CLIENT_CA
+        files = tls.cert_file, tls.key_file, tls.client_ca_file
+        yield from listener_warnings(
+            files, link_tls(config), trust=trust, name=peers.tls_name if peers else None
+        )
+
+
 def _check_packages(config: Config) -> None:
-    if config.server.transport == "grpcio" and find_spec("grpc") is None:
-        raise ConfigError("server.transport: grpcio: needs the package grpcio")
     if config.discovery.kubernetes is not None:
         try:
             load_library("discovery.kubernetes")
@@ -159,12 +179,18 @@ def _check_packages(config: Config) -> None:
             raise ConfigError(str(error)) from error
 
 
+def _check_store(config: Config) -> None:
+    if config.adapters.store is not None:
+        make_medium(config.adapters.store, clock=lambda: 0.0)
+
+
 def _check_server_tls(config: Config) -> None:
     tls = config.server.tls
     if tls is None:
         return
     for name in ("cert_file", "key_file", "client_ca_file"):
-        _check_file(f"server.tls.{name}", getattr(tls, name))
+        with usable(f"server.tls.{name}", getattr(tls, name)):
+            check_readable(getattr(tls, name))
     try:
         Certificates(tls.cert_file, tls.key_file)
     except ssl.SSLError as error:
@@ -184,13 +210,6 @@ def _check_not_swapped(tls: TlsConfig) -> None:
     with suppress(ssl.SSLError):
         Certificates(tls.key_file, tls.cert_file)
         raise ConfigError("server.tls: cert_file and key_file are swapped")
-
-
-def _check_file(name: str, path: Path | None) -> None:
-    try:
-        check_readable(path)
-    except OSError as error:
-        raise ConfigError(f"{name}: {path}: {describe_failure(error)}") from error
 
 
 def _missing_sources(config: Config) -> Iterator[str]:
@@ -213,63 +232,6 @@ def _missing_sources(config: Config) -> Iterator[str]:
             yield f"{name}.kubeconfig: {path}: {describe_failure(error)}"
 
 
-# --- addresses -----------------------------------------------------------------------------------
-
-
-def _check_addresses(config: Config, found: Findings) -> None:
-    listeners = {
-        "server.address": config.server.address,
-        "server.health_address": config.server.health_address,
-        "admin.address": config.admin.address,
-        "admin.metrics_address": config.admin.metrics_address,
-    }
-    taken: dict[tuple[int, str, int], str] = {}
-    for name, address in listeners.items():
-        if address is None:
-            continue
-        try:
-            if address.startswith("unix:"):
-                _check_unix_path(address.removeprefix("unix:"))
-            else:
-                _try_to_bind(name, address, taken)
-        except (OSError, UnicodeError) as error:  # UnicodeError: not a host name
-            line = _one_line(f"{name}: {address}: {describe_failure(error)}")
-            is_in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-            (found.in_use if is_in_use else found.errors).append(line)
-
-
-def _check_unix_path(text: str) -> None:
-    """Refuse a path where no Unix socket can be made; an existing socket will be replaced."""
-    path = Path(text)
-    if len(os.fsencode(text)) > MAX_UNIX_PATH_BYTES:
-        raise OSError(errno.ENAMETOOLONG, f"longer than {MAX_UNIX_PATH_BYTES} bytes")
-    if not stat.S_ISDIR(path.parent.stat().st_mode):
-        raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-    if path.exists() and not path.is_socket():
-        raise OSError(errno.EEXIST, "exists and is not a socket")
-
-
-def _try_to_bind(name: str, address: str, taken: dict[tuple[int, str, int], str]) -> None:
-    """Bind as a listener does, without listening, so that nobody can connect.
-
-    Raises:
-        OSError: It cannot be bound, or another listener of ours has it.
-    """
-    wanted = Address.parse(address)
-    for family, kind, protocol, _, where in socket.getaddrinfo(
-        wanted.host, wanted.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    ):
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            probe.bind(where)
-        if wanted.port:
-            _claim(name, (int(family), str(where[0]), wanted.port), taken)
-
-
 def make_tracing(config: Config) -> Tracing | None:
     """Make the tracing that is configured; None where it is off.
 
@@ -285,15 +247,6 @@ def make_tracing(config: Config) -> Tracing | None:
         raise ConfigError(str(error)) from error
     except Exception as error:  # OpenTelemetry reads its own environment variables
         raise ConfigError(f"tracing: {error or type(error).__name__}") from error
-
-
-def _claim(name: str, place: tuple[int, str, int], taken: dict[tuple[int, str, int], str]) -> None:
-    family, host, port = place
-    for (other_family, other_host, other_port), other in taken.items():
-        is_same_host = host == other_host or {host, other_host} & {"0.0.0.0", "::"}
-        if (family, port) == (other_family, other_port) and is_same_host and other != name:
-            raise OSError(errno.EINVAL, f"already used by {other}")
-    taken[place] = name
 
 
 def _one_line(message: object) -> str:

@@ -1,7 +1,7 @@
-"""How do bytes become messages? Our HTTP/2 and gRPC server, its TLS and its limits; `grpcio` is the
-same contract on a library, `httpserver` the listener of the admin port. Begin with `connection`,
-which is one HTTP/2 connection as functions of bytes; `server` gives it sockets and a clock. Rooms
-whose services it carries import its contract, `rpc`.
+"""How do bytes become messages? Our HTTP/2 and gRPC server, its TLS and its limits;
+`httpserver` is the listener of the admin port. Begin with `connection`, which is one HTTP/2
+connection as functions of bytes; `server` gives it sockets and a clock. Rooms whose services it
+carries import its contract, `rpc`.
 
 1. Bytes come in through `Connection.receive_pass` and go out through `Connection.data_to_send`.
    There is no socket, clock or event loop: their owner passes `now` (monotonic seconds).

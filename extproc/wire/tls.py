@@ -13,15 +13,12 @@ import os
 import ssl
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from extproc.errors import needs_extra
-from extproc.files.reading import describe_failure, read_bytes, read_stamp
+from extproc.files.reading import describe_failure, read_stamp
 from extproc.files.refusals import is_refusal, tls_failure
 from extproc.files.tls import HTTP2, load_key_pair, server_context
-
-if TYPE_CHECKING:
-    import grpc
 
 log = logging.getLogger(__name__)
 
@@ -68,49 +65,6 @@ class Certificates:
             return False
         self._stamp, self._trouble = stamp, ""
         return True
-
-
-def server_credentials(
-    certificate: Path, key: Path, client_ca: Path | None = None
-) -> grpc.ServerCredentials:
-    """Return credentials that check the files at each handshake and read changed ones again.
-
-    Files that cannot be read leave the last good ones in force.
-
-    Args:
-        certificate: Certificate chain.
-        key: Its private key.
-        client_ca: CAs of client certificates, which are then required.
-
-    Raises:
-        OSError: The files cannot be read now.
-    """
-    import grpc  # only one of the transports needs it, and it takes 9 MB
-
-    def configuration() -> grpc.ServerCertificateConfiguration:
-        pair = (read_bytes(key), read_bytes(certificate))
-        roots = read_bytes(client_ca) if client_ca is not None else None
-        return grpc.ssl_server_certificate_configuration([pair], roots)
-
-    loaded = read_stamp(certificate, key, client_ca)
-
-    def fetch() -> grpc.ServerCertificateConfiguration | None:
-        nonlocal loaded
-        try:
-            stamp = read_stamp(certificate, key, client_ca)
-            if stamp == loaded:
-                return None
-            fresh = configuration()
-        except OSError:
-            return None
-        loaded = stamp
-        return fresh
-
-    return grpc.dynamic_ssl_server_credentials(
-        configuration(),
-        fetch,  # type: ignore[arg-type] # None means "no change"; the stubs miss it
-        require_client_authentication=client_ca is not None,
-    )
 
 
 def make_certificate(*, now: dt.datetime) -> tuple[Path, Path]:

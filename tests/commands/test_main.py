@@ -19,7 +19,7 @@ import pytest
 from extproc import __version__
 from extproc.envoy.bootstrap import BootstrapOptions, Mode, RequestBody, TlsFiles, render
 from extproc.lab.fakepod.pod import PodConfig, RunningPod
-from extproc.service.interpreter import interpreter
+from extproc.observe.interpreter import interpreter
 from tests.commandline import error_line, invoke
 from tests.e2e.conftest import running_envoy
 from tests.e2e.harness import RouterProcess, chat, free_port

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from extproc.config.adapters import MAX_PATTERNS
+from extproc.config.configured import admission_settings, metrics_pages, pool_settings
 from extproc.config.file import ConfigError, parse_config
 from extproc.costs import DEFAULT, Costs
 from extproc.pods.serverflags import ServerFlags
-from extproc.service.configured import admission_settings, metrics_pages, pool_settings
 from extproc.types import Endpoint
 
 FILE = "discovery: {file: pods.yaml}\n"

@@ -88,7 +88,7 @@ def test_each_field_is_described(title: str, name: str, field: FieldInfo) -> Non
     [
         ("scrape", "interval_s", "`0.05`", "at least 0.01 and at most 60"),
         ("scrape", "timeout_s", "`1.0`", "more than 0 and at most 60"),
-        ("server", "transport", "`wire`", "`wire`, `grpcio`"),
+        ("log", "level", "`info`", "`debug`, `info`, `warning`, `error`"),
         ("pods", "tls", "`False`", ""),
         ("pods", "max_loras", "none", "at least 1 and at most 100000"),
         ("policy", "args", "`{}`", ""),

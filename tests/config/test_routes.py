@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from extproc.config import Config
+from extproc.config.configured import model_routes, rewrite_rules
 from extproc.config.file import ConfigError, check_sections
+from extproc.config.liveconfig import needs_restart
 from extproc.config.routes import MAX_PATTERNS
 from extproc.routing.modelroutes import ModelRoute, Objective
 from extproc.routing.rewrites import Rule
-from extproc.service.configured import model_routes, needs_restart, rewrite_rules
 
 CHAT: dict[str, Any] = {
     "name": "chat",

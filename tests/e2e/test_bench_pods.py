@@ -1,4 +1,4 @@
-"""The pods of `make bench`, which are a real Envoy, and what a tap records of another one."""
+"""The pods of `make bench`, and what a tap records of an Envoy."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from bench import record, scale
 from bench.crowd import Plan
-from bench.envoys import adapter_names
 from bench.figures import total
+from bench.pods import adapter_names
 from bench.processes import get
 from bench.recording import RECORDED, Recording, frames_of
 from bench.run import ROUTER
@@ -37,40 +37,30 @@ def wait_until(check: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_pages_stay_as_they_are_until_pods_are_made_busy_and_then_change_each_time() -> None:
-    with running(StackOptions(Variant.NONE, num_pods=2, num_adapters=4)) as stack:
-        before = [report_of(pod) for pod in stack.pods for _ in range(2)]
-        stack.make_busy()
-        after = [report_of(pod) for pod in stack.pods for _ in range(2)]
-
-    assert [report.num_running for report in before] == [0, 0, 0, 0]
-    assert [report.num_running for report in after] == [1, 2, 1, 2]
-    assert {report.max_loras for report in (*before, *after)} == {8}
-    assert {name for report in after for name, _ in report.adapter_log} == {*adapter_names(4)}
-
-
 def test_pods_and_other_routers_of_one_process_say_what_they_do() -> None:
     plan = Plan(num_pods=3, num_adapters=4, num_peers=2, rate_per_s=20.0)
-    options = StackOptions(Variant.WIRE, num_adapters=4, router=ROUTER, crowd=plan)
-    with running(options) as stack:
+    with running(StackOptions(Variant.WIRE, plan, router=ROUTER)) as stack:
         names = ("extproc_peers_connected", "extproc_told_in_flight", "extproc_picks_in_flight")
+        pods, counts = stack.crowd.pods, stack.crowd.counts
 
         def seen() -> list[float]:
             metrics = stack.metrics()
             return [total(metrics, name) for name in names]
 
-        assert [report_of(pod).num_running for pod in stack.pods] == [0, 0, 0]
+        first = [report_of(pod) for pod in pods for _ in range(2)]
         wait_until(lambda: seen() == [2, 0, 0])
-        before = stack.counts()
+        before = counts()
         stack.make_busy()
         wait_until(lambda: seen() == [2, 12, 3])
-        wait_until(lambda: sum(report_of(pod).num_running for pod in stack.pods) == 12 + 3)
-        wait_until(lambda: stack.counts().picks > before.picks)
-        after = stack.counts()
+        wait_until(lambda: sum(report_of(pod).num_running or 0 for pod in pods) == 12 + 3)
+        wait_until(lambda: counts()["picks"] > before["picks"])
+        after = counts()
 
-    assert before.pages < after.pages
-    assert before.told_bytes < after.told_bytes
-    assert before.heard_bytes < after.heard_bytes
+    assert [report.num_running for report in first] == [0] * 6
+    assert first[::2] == first[1::2], "pages stay as they are until pods are made busy"
+    assert {report.max_loras for report in first} == {8}
+    assert {name for report in first for name, _ in report.adapter_log} == {*adapter_names(4)}
+    assert all(before[each] < after[each] for each in ("pages", "told_bytes", "heard_bytes"))
 
 
 @pytest.mark.slow
@@ -87,11 +77,10 @@ def test_what_one_of_several_routers_costs_is_printed_and_kept(
     assert case["told_bytes_per_s"] > 0
 
 
-def test_what_a_tap_records_of_an_envoy_now_is_what_is_replayed() -> None:
+async def test_what_a_tap_records_of_an_envoy_now_is_what_is_replayed() -> None:
     """By its frames: ids and times differ. So the recording is renewed when an Envoy sends more."""
-    now, kept = (
-        Recording(data).request(1, b"{}")[2] for data in (record.record(), RECORDED.read_bytes())
-    )
+    recorded = (await record.record(), RECORDED.read_bytes())
+    now, kept = (Recording(data).request(1, b"{}")[2] for data in recorded)
 
     frames, kept_frames = frames_of(now), frames_of(kept)
     assert [(each.kind, each.flags) for each in frames] == [

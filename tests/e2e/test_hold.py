@@ -23,12 +23,12 @@ RARELY = {"interval_s": 60.0, "expiry_s": 600.0}
 """Not a report, but the end of a request is to tell that there is room."""
 
 
-def hold_config(pods: list[RunningPod], transport: str) -> dict[str, object]:
+def hold_config(pods: list[RunningPod]) -> dict[str, object]:
     """A policy that names no time."""
     return router_config(
         pods,
         policy={"name": "tests.e2e.policies:Gate", "args": {"adapter": "only-0"}},
-        server={"transport": transport, "drain_timeout_s": 1},
+        server={"drain_timeout_s": 1},
         scrape=RARELY,
     )
 
@@ -39,13 +39,9 @@ async def slow_pods() -> AsyncIterator[list[RunningPod]]:
         yield running
 
 
-@pytest_asyncio.fixture(
-    scope="module", loop_scope="session", params=["wire", "grpcio"], ids=["wire", "grpcio"]
-)
-async def holder(
-    request: pytest.FixtureRequest, slow_pods: list[RunningPod]
-) -> AsyncIterator[RouterProcess]:
-    async with RouterProcess(hold_config(slow_pods, request.param)) as router:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def holder(slow_pods: list[RunningPod]) -> AsyncIterator[RouterProcess]:
+    async with RouterProcess(hold_config(slow_pods)) as router:
         yield router
 
 
@@ -125,7 +121,7 @@ async def test_clients_that_leave_while_held_are_forgotten_and_nothing_is_sent_f
     slow_pods: list[RunningPod], http: aiohttp.ClientSession
 ) -> None:
     """At once, while what they wait for still runs."""
-    router = RouterProcess(hold_config(slow_pods, "wire"))
+    router = RouterProcess(hold_config(slow_pods))
     async with router, running_envoy(Mode.ORIGINAL_DST, router) as envoy:
 
         async def are_forgotten() -> bool:

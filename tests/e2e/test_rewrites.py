@@ -54,14 +54,13 @@ class Gateway:
         return self.kind in ("epp", "full-duplex")
 
 
-BODIES = {"asked-for": RequestBody.STREAMED_STRICT, "grpcio": RequestBody.BUFFERED}
 SMOKE = [pytest.param(kind, marks=pytest.mark.smoke) for kind in ("buffered", "epp")]
 
 
 @pytest_asyncio.fixture(
     scope="module",
     loop_scope="session",
-    params=[*SMOKE, "buffered-partial", "asked-for", "full-duplex", "grpcio"],
+    params=[*SMOKE, "buffered-partial", "asked-for", "full-duplex"],
 )
 async def gateway(
     request: pytest.FixtureRequest, pods: list[RunningPod], http: aiohttp.ClientSession
@@ -75,12 +74,10 @@ async def gateway(
             envoy = await stack.enter_async_context(EnvoyProcess(text))
             await eventually(envoy.has_checked_router)
         else:
-            transport = "grpcio" if kind == "grpcio" else "wire"
-            sections = config(pods, allow_mode_override=asks, restore_model=True)
-            router = RouterProcess({**sections, "server": {"transport": transport}})
+            router = RouterProcess(config(pods, allow_mode_override=asks, restore_model=True))
             await stack.enter_async_context(router)
             mode = Mode.FULL_DUPLEX if kind == "full-duplex" else Mode.ORIGINAL_DST
-            body = BODIES.get(kind) or RequestBody(kind)
+            body = RequestBody.STREAMED_STRICT if asks else RequestBody(kind)
             envoy = await stack.enter_async_context(
                 running_envoy(mode, router, request_body=body, allow_mode_override=asks)
             )

@@ -17,8 +17,8 @@ import pytest_asyncio
 
 from extproc.envoy.bootstrap import Mode, RequestBody
 from extproc.lab.fakepod.pod import RunningPod
-from extproc.wire.grpcio import GrpcioServer
 from extproc.wire.rpc import Method
+from extproc.wire.server import serve
 from tests.e2e.conftest import running_envoy
 from tests.e2e.harness import Answer, Client, EnvoyProcess, RouterProcess, chat, raw_request
 from tests.servers import tcp_server
@@ -158,19 +158,18 @@ async def undecided_gateway(
 ) -> AsyncIterator[Gateway]:
     """Each configuration without a choice: nobody listens, or RPCs end with OK and no message."""
     mode, state, fails_open = request.param
-    server = GrpcioServer([SILENT], max_message_bytes=2**22)
-    address = await server.start("127.0.0.1:0")
+    server = await serve([SILENT])
     if state == "dead":
-        await server.stop(0)
+        await server.close()
     options: dict[str, Any] = {}
     if fails_open == "fails-open":
         options["failure_mode_allow"] = True
     if mode is Mode.OVERRIDE_HOST:
         options["static_pods"] = tuple(pod.address for pod in pods)
     chooses = mode is Mode.OVERRIDE_HOST and fails_open == "fails-open"
-    async with running_envoy(mode, address, **options) as envoy:
+    async with running_envoy(mode, server.address, **options) as envoy:
         yield Gateway(mode, envoy, Client(envoy.url, http), chooses)
-    await server.stop(0)
+    await server.close()
 
 
 class _Silent(Idle):

@@ -17,11 +17,12 @@ import aiohttp
 import pytest
 
 from extproc.adapters.declared import Declaration
+from extproc.adapters.stores.store import Store as Declarations
 from extproc.adapters.stores.writing import ANY_TAG
 from extproc.config.adapters import StoreConfig
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.fakepod.pod import PodConfig
-from extproc.service.stores import make_store
+from extproc.service.stores import make_medium
 from tests.adapters.stores.cutter import Cut, Cutter
 from tests.adapters.stores.media import KEY, RedisServer
 from tests.e2e.conftest import router_config, running_envoy
@@ -32,6 +33,10 @@ from tests.waiting import eventually
 ADAPTERS = ("gone", "own", "configured", "stored")
 """What pods list: `gone` is deleted in the store and `stored` declared there; `configured` is
 declared by the configuration, and `own` by nobody."""
+
+
+def opened(section: dict[str, Any]) -> Declarations:
+    return Declarations(make_medium(StoreConfig.model_validate(section), clock=time.monotonic))
 
 
 @dataclass
@@ -49,7 +54,7 @@ class Store:
     break_it: Callable[[bool], Awaitable[None]]
 
     async def fill(self) -> None:
-        store = make_store(StoreConfig.model_validate(self.good), clock=time.monotonic)
+        store = opened(self.good)
         for name in ("gone", "stored"):
             await store.put(Declaration(name, f"/adapters/{name}", origin="store"))
         await store.delete("gone")
@@ -141,7 +146,7 @@ async def redis_that_breaks_off(folder: Path) -> AsyncIterator[Store]:
             async def break_it(is_broken: bool) -> None:
                 cutter.cut = Cut.CLOSED if is_broken else Cut.NOT
                 if is_broken:  # only what has changed is read again
-                    store = make_store(StoreConfig.model_validate(good), clock=time.monotonic)
+                    store = opened(good)
                     edited = Declaration("stored", "/adapters/stored", rank=next(ranks))
                     await store.put(edited, if_match=ANY_TAG)
                     await store.aclose()

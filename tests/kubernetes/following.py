@@ -9,8 +9,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from extproc.discovery.kubernetes.apiserver import Kubernetes
 from extproc.discovery.kubernetes.kubewatch import WatchTimes
-from extproc.service.apiserver import Kubernetes
 from extproc.types import Endpoint
 from tests.waiting import beside, eventually
 

@@ -13,18 +13,17 @@ from typing import Any
 import pytest
 
 from extproc.adapters.declared import Declaration
+from extproc.config.configured import kubernetes_settings
 from extproc.config.discovery import KubernetesConfig
-from extproc.discovery.kubernetes.declarers import Reading
+from extproc.discovery.kubernetes.apiserver import Kubernetes
+from extproc.discovery.kubernetes.declarations import Declarations
 from extproc.discovery.kubernetes.kubewatch import WatchTimes
 from extproc.discovery.kubernetes.objects import ROUTE_GROUP, PoolRef
+from extproc.discovery.kubernetes.source import KubernetesDiscovery
 from extproc.discovery.kubernetes.status import AdapterReport, VersionReport
 from extproc.routing.modelroutes import Objective
 from extproc.routing.precedence import Merged, Offer, RuleSet, merge
 from extproc.routing.rewrites import Rewrites
-from extproc.service.apiserver import Kubernetes
-from extproc.service.clocks import Clocks
-from extproc.service.declarations import Declarations
-from extproc.service.kubernetes import KubernetesDiscovery
 from tests.discovery.kubernetes.test_llmroutes import PROPOSED
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
@@ -57,8 +56,8 @@ class Router:
         self.kubernetes = kubernetes
         self.configured: Sequence[Offer] = ()
         self.states: Mapping[str, AdapterReport] | None = None
-        self.rules: Sequence[Reading[RuleSet]] | None = None
-        self.offers: Sequence[Reading[Offer]] | None = None
+        self.rules: Sequence[RuleSet] | None = None
+        self.offers: Sequence[Offer] | None = None
         self.merged: Merged = merge()
         self.declarations: Declarations = Declarations(
             kubernetes,
@@ -69,19 +68,19 @@ class Router:
             wall_clock=time.time,
         )
 
-    def _on_rules(self, rules: Sequence[Reading[RuleSet]]) -> None:
+    def _on_rules(self, rules: Sequence[RuleSet]) -> None:
         self.rules = rules
         self.answer()
 
-    def _on_offers(self, offers: Sequence[Reading[Offer]]) -> None:
+    def _on_offers(self, offers: Sequence[Offer], _withheld: frozenset[str]) -> None:
         self.offers = offers
         self.answer()
 
     def answer(self) -> None:
         self.merged = merge(
             configured=self.configured,
-            routes=[each.declared for each in self.offers or () if each.declared],
-            rewrites=[each.declared for each in self.rules or () if each.declared],
+            routes=self.offers or (),
+            rewrites=self.rules or (),
         )
         self.declarations.report(self.merged.lost, self.states)
 
@@ -477,17 +476,19 @@ async def test_what_is_declared_for_the_source_of_endpoints_is_handed_on_and_ans
     await cluster.put(ROUTES, "LLMRoute", "r", spec)
     seen: list[str] = []
 
-    def on_offers(offers: Sequence[Reading[Offer]]) -> None:
-        seen[:] = [each.origin for each in offers]
+    def on_offers(offers: Sequence[Offer], _withheld: frozenset[str]) -> None:
+        seen[:] = [each.declaration.origin for each in offers]
         discovery.report({}, {"a": SERVED})
 
     discovery = KubernetesDiscovery(
-        KubernetesConfig(kubeconfig=kubeconfig, **source),
+        kubernetes_settings(KubernetesConfig(kubeconfig=kubeconfig, **source)),
         on_endpoints=lambda _: None,
         on_priorities=lambda _: None,
         scheme="http",
         engine="vllm",
-        clocks=Clocks(clock=time.monotonic, wall_clock=time.time, rng=Random(1)),
+        clock=time.monotonic,
+        wall_clock=time.time,
+        rng=Random(1),
         on_rules=lambda _: None,
         on_offers=on_offers,
     )

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from extproc.discovery.kubernetes.apiserver import Kubernetes
 from extproc.discovery.kubernetes.kubewatch import WatchTimes
-from extproc.service.apiserver import Kubernetes
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
 from tests.logs import warnings

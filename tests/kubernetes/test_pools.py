@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from extproc.service.inferencepool import PoolPresence
+from extproc.discovery.kubernetes.inferencepool import PoolPresence
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.faultyproxy import HARSH, NONE, FaultyProxy
 from tests.kubernetes.following import following

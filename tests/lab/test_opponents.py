@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from extproc.lab.opponents import DESCRIPTIONS, OPPONENTS, Hold
-from extproc.lab.opponents.dynamo import ProportionalSticky
 from extproc.lab.opponents.gateways import (
+    BoundedLoads,
     FilterTree,
     LeastRequest,
     LoadState,
     LoraAffinity,
     ScrapesOnly,
     as_scraped,
+    rendezvous_order,
 )
-from extproc.lab.opponents.hashing import BoundedLoads, DedicatedPods, Rendezvous, rendezvous_order
 from extproc.lab.opponents.lmetric import LMetric
 from extproc.lab.opponents.recent import SinceReport
 from extproc.routing.policies import Policy
-from extproc.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
+from extproc.types import Choice, RequestInfo, Snapshot, Wait
 from tests.builders import address, endpoint_view, request, snapshot
 
 
@@ -106,11 +106,9 @@ def test_rendezvous_moves_only_what_was_on_the_endpoint_that_left() -> None:
         assert after == [view for view in before if view is not views[0]]
 
 
-def test_rendezvous_spreads_adapters_and_keeps_each_in_place() -> None:
-    busy = [endpoint_view(n, num_pending=n * 100) for n in range(1, 5)]
-    homes = Counter(
-        chosen(Rendezvous(), snapshot(*busy), request(f"adapter-{n}")) for n in range(400)
-    )
+def test_rendezvous_spreads_adapters() -> None:
+    views = [endpoint_view(n) for n in range(1, 5)]
+    homes = Counter(rendezvous_order(views, f"adapter-{n}")[0].address for n in range(400))
 
     assert min(homes.values()) > 60
 
@@ -127,16 +125,6 @@ def test_bounded_loads_leaves_a_home_that_is_above_its_bound() -> None:
     assert chosen(BoundedLoads(c=1.5), snap(30, 2)) == other
     with pytest.raises(ValueError, match="above 1"):
         BoundedLoads(c=1.0)
-
-
-def test_dedicated_pods_deals_adapters_out_evenly() -> None:
-    names = [f"x{number}" for number in range(8)]
-    snap = snapshot(*(endpoint_view(n, registered=frozenset(names)) for n in (1, 2, 3, 4)))
-    policy = DedicatedPods()
-
-    assert Counter(chosen(policy, snap, request(name)) for name in names) == Counter(
-        {address(number): 2 for number in (1, 2, 3, 4)}
-    )
 
 
 def test_filter_tree_prefers_activity_then_room_then_the_shortest_queue() -> None:
@@ -228,10 +216,10 @@ def test_since_report_forgets_what_a_later_report_must_show() -> None:
 
 def test_lmetric_multiplies_queue_and_batch() -> None:
     info = request("a", body_bytes=400)
-    small_batch = endpoint_view(1, num_waiting=3, num_running=1)
-    large_batch = endpoint_view(2, num_waiting=0, num_running=9)
+    small_batch = endpoint_view(1, num_waiting=3, num_pending=4)
+    large_batch = endpoint_view(2, num_waiting=0, num_pending=9)
 
-    assert chosen(LMetric(), snapshot(small_batch, large_batch), info) == address(2)
+    assert chosen(LMetric(0, 0), snapshot(small_batch, large_batch), info) == address(2)
 
 
 def test_lmetric_with_loads_stays_where_the_adapter_is() -> None:
@@ -240,59 +228,9 @@ def test_lmetric_with_loads_stays_where_the_adapter_is() -> None:
     cold = endpoint_view(2, num_pending=1, max_loras=2)
     full = endpoint_view(3, pending_by_adapter={"b": 1, "c": 1}, gpu_adapters=("a",), max_loras=2)
 
-    assert chosen(LMetric(is_fresh=True), snapshot(warm, cold), info) == address(2)
-    assert chosen(LMetric(3000, is_fresh=True), snapshot(warm, cold), info) == address(1)
-    assert chosen(LMetric(0, 30_000, is_fresh=True), snapshot(warm, full), info) == address(1)
-
-
-def _sticky_views(num: int, **fields: Any) -> list[EndpointView]:
-    return [endpoint_view(number, max_loras=2, **fields) for number in range(1, num + 1)]
-
-
-def test_dynamo_gives_a_hot_adapter_more_homes_than_a_cold_one() -> None:
-    policy = ProportionalSticky(tick_s=1.0)
-    hits: dict[str, set[str]] = {"a": set(), "b": set()}
-    rng = random.Random(1)
-    for number in range(400):
-        views = [endpoint_view(n, max_loras=2, num_pending=rng.randrange(5)) for n in (1, 2, 3, 4)]
-        adapter = "b" if number % 20 == 0 else "a"
-        home = chosen(policy, snapshot(*views, now=number / 10), request(adapter))
-        if number > 100:
-            hits[adapter].add(home)
-
-    assert len(hits["a"]) == 4
-    assert len(hits["b"]) == 1
-
-
-def test_dynamo_never_scatters_an_adapter_without_a_home() -> None:
-    policy = ProportionalSticky(tick_s=1000.0)
-    chosen(policy, snapshot(*_sticky_views(4), now=0.0), request("b"))
-    pins = {chosen(policy, snapshot(*_sticky_views(4), now=1.0), seed=seed) for seed in range(20)}
-
-    assert len(pins) == 1
-
-
-def test_dynamo_keeps_a_larger_set_until_the_cool_down_is_over() -> None:
-    policy = ProportionalSticky(tick_s=1.0, window_s=2.0, smoothing=1.0, cooldown_ticks=3)
-    chosen(policy, snapshot(*_sticky_views(4), now=0.0), request("a"))
-    num_homes = []
-    for tick in range(1, 6):
-        for part in range(60):
-            now = tick + 0.1 + part / 100
-            chosen(policy, snapshot(*_sticky_views(4), now=now), request("b"))
-        num_homes.append(len(_homes(policy, "a", now=tick + 0.8)))
-
-    assert num_homes[0] == 4
-    assert num_homes[-1] == 1
-
-
-def _homes(policy: ProportionalSticky, adapter: str, now: float) -> set[str]:
-    """The endpoints that are chosen where each in turn is the idle one."""
-    asked = set()
-    for idle in (1, 2, 3, 4):
-        views = (endpoint_view(n, max_loras=2, num_pending=9 * (n != idle)) for n in (1, 2, 3, 4))
-        asked.add(chosen(policy, snapshot(*views, now=now), request(adapter)))
-    return asked
+    assert chosen(LMetric(0, 0), snapshot(warm, cold), info) == address(2)
+    assert chosen(LMetric(3000, 0), snapshot(warm, cold), info) == address(1)
+    assert chosen(LMetric(0, 30_000), snapshot(warm, full), info) == address(1)
 
 
 def test_hold_waits_only_for_a_slot() -> None:

@@ -126,12 +126,12 @@ def test_becoming_slow_and_recovering_are_said_once_each_with_figures() -> None:
     assert watched.lines == [
         (
             True,
-            f"endpoint pod-1 ({address(1)}) is slower than its peers: 24 ms per output token, "
+            f"pod pod-1 ({address(1)}) is slower than its peers: 24 ms per output token, "
             "2.4 times the 10 ms of the other pods of its group (1), for 30 s of work",
         ),
         (
             False,
-            f"endpoint pod-1 ({address(1)}) is as fast as its peers again: 11 ms per output token, "
+            f"pod pod-1 ({address(1)}) is as fast as its peers again: 11 ms per output token, "
             "1.1 times the 10 ms of the other pods of its group (1); it was slow for 90 s",
         ),
     ]

@@ -371,7 +371,7 @@ def test_a_pick_without_its_candidates_still_names_the_pod_and_the_rule() -> Non
     [
         (
             saturated("a", 2),
-            "Rejected with 429 saturated for a, retry after 2 s: Every endpoint that serves this "
+            "Rejected with 429 saturated for a, retry after 2 s: Every pod that serves this "
             "model is saturated. Retry later.",
         ),
         (
@@ -385,7 +385,7 @@ def test_a_pick_without_its_candidates_still_names_the_pod_and_the_rule() -> Non
         ),
         (
             no_endpoints(),
-            "Rejected with 503 no_endpoints, retry after 1 s: No endpoint is ready for this model. "
+            "Rejected with 503 no_endpoints, retry after 1 s: No pod is ready for this model. "
             "Retry later.",
         ),
     ],

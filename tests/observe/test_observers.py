@@ -19,11 +19,11 @@ from extproc.observe.tracing import Tracing
 from extproc.rejections import no_endpoints
 from extproc.request import messages as m
 from extproc.request.interfaces import StreamSettings
-from extproc.service.traced import new_stream_of
+from extproc.service.services import new_stream_of
 from extproc.types import Outcome
 from tests.builders import body, completion, request_headers
+from tests.observe.scene import Scene
 from tests.routing.scene import routed
-from tests.service.scene import Scene
 
 
 class Broken:

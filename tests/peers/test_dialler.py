@@ -16,7 +16,6 @@ from extproc.files.tls import HTTP2, client_context
 from extproc.peers.dialler import MAX_UNSENT_BYTES, PeerDialler
 from extproc.peers.links import METHOD
 from extproc.wire import server as wire
-from extproc.wire.grpcio import GrpcioServer
 from extproc.wire.rpc import Call, Session
 from extproc.wire.tls import Certificates
 from tests.peers.routers import Router
@@ -67,18 +66,6 @@ async def test_one_dials_and_both_can_send() -> None:
         near.offer("b", b"1")
         far.offer("a", b"2")
         await eventually(lambda: far.taken == [b"1"] and near.taken == [b"2"])
-
-
-async def test_a_link_over_the_other_transport() -> None:
-    near, far = Router("a"), Router("b")
-    server = GrpcioServer(far.service.methods(), max_message_bytes=2**20)
-    address = await server.start("127.0.0.1:0")
-    async with closing(near):
-        await near.links_to(far, address)
-        near.offer("b", b"1")
-        far.offer("a", b"2")
-        await eventually(lambda: far.taken == [b"1"] and near.taken == [b"2"])
-    await server.stop(0)
 
 
 async def test_with_a_key_those_who_have_it_are_linked_and_others_never() -> None:

@@ -27,8 +27,8 @@ from extproc.routing.router import Router
 from extproc.tenancy import Claim
 from extproc.types import Wait
 from tests.builders import Clock, address, endpoint, pick, request, routing
+from tests.peers.peered import Peered, linking
 from tests.peers.scene import hello
-from tests.service.peered import Peered, linking
 from tests.waiting import eventually
 from tests.wire.fake_call import FakeCall
 

@@ -47,7 +47,7 @@ def test_it_is_over_when_each_endpoint_was_asked() -> None:
     before = readiness.problems(now=0.0)
     readiness.record_asked("b:1", has_listed=False)
 
-    assert before == ["endpoints not asked yet: 1"]
+    assert before == ["pods not asked yet: 1"]
     assert readiness.problems(now=0.0) == []
 
 
@@ -58,7 +58,7 @@ def test_where_all_are_silent_they_are_asked_again() -> None:
     before = readiness.problems(now=0.0)
     readiness.record_asked("a:1", has_listed=True)
 
-    assert before == ["no endpoint has answered yet"]
+    assert before == ["no pod has answered yet"]
     assert readiness.problems(now=0.0) == []
 
 
@@ -66,7 +66,7 @@ def test_silence_ends_it_after_the_limit() -> None:
     readiness = started_with("a:1", "b:1")
     readiness.record_asked("a:1", has_listed=True)
 
-    assert readiness.problems(now=LIMIT_S - 0.1) == ["endpoints not asked yet: 1"]
+    assert readiness.problems(now=LIMIT_S - 0.1) == ["pods not asked yet: 1"]
     assert readiness.problems(now=LIMIT_S) == []
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from extproc.service.admin import AdminServer
+from extproc.observe.admin import AdminServer
 from extproc.types import Snapshot
 
 

@@ -10,12 +10,6 @@ from extproc.lab.fakepod.pod import PodConfig, RunningPod
 from tests.fakepods import running_pods
 
 
-@pytest.fixture(params=["wire", "grpcio"])
-def on_each_transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Configurations of `serving` name the transport."""
-    monkeypatch.setattr("tests.service.serving.transport", request.param)
-
-
 @pytest.fixture
 async def pods() -> AsyncIterator[list[RunningPod]]:
     configs = [

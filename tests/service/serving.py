@@ -61,12 +61,9 @@ class Service:
         return int(await self.metric("extproc_picks_in_flight"))
 
 
-transport = "wire"
-
-
 def configuration(running: list[RunningPod], **sections: Any) -> dict[str, Any]:
     return {
-        "server": {"address": "127.0.0.1:0", "drain_timeout_s": 5, "transport": transport},
+        "server": {"address": "127.0.0.1:0", "drain_timeout_s": 5},
         "admin": {"address": "127.0.0.1:0"},
         "discovery": {"static": [{"address": pod.address, "name": pod.name} for pod in running]},
         # The pods share this process with the test: a busy machine may keep them from answering.

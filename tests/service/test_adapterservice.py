@@ -10,11 +10,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from extproc.adapters.declared import Declaration, Terms
-from extproc.adapters.sources import SourceStatus
+from extproc.adapters.sources import READINESS_LIMIT_S, SourceStatus
 from extproc.config.file import check_sections
 from extproc.observe.telemetry import Telemetry
 from extproc.routing.policies import Founding
-from extproc.service.adapterservice import READINESS_LIMIT_S, AdapterService
+from extproc.service.adapterservice import AdapterService
 from extproc.service.clocks import Clocks
 from extproc.service.routing import Routing
 from tests.waiting import beside, eventually
@@ -51,7 +51,7 @@ class Scene:
         """What is measured of the store."""
         registry = CollectorRegistry()
         telemetry = Telemetry(snapshot=self.routing.snapshot, version="", registry=registry)
-        self.service.add_metrics(telemetry)
+        self.routing.sources.add_metrics(telemetry)
         names = ("declarations_known", "declarations_age_seconds")
         labels = {"source": "adapters.store"}
         found = {name: registry.get_sample_value(f"extproc_{name}", labels) for name in names}

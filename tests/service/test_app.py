@@ -17,11 +17,7 @@ from tests.fakepods import running_pod
 from tests.service.serving import Service, configuration, serving, starting
 from tests.waiting import eventually
 
-ON_EACH_TRANSPORT = pytest.mark.usefixtures("on_each_transport")
-"""Of the tests whose subject is a stream or a port; the others are on the default one."""
 
-
-@ON_EACH_TRANSPORT
 async def test_a_request_is_routed_to_a_pod_and_stays_with_its_adapter(
     pods: list[RunningPod],
 ) -> None:
@@ -46,7 +42,6 @@ async def turned_away(channel: clients.Channel) -> tuple[grpc.StatusCode, bool]:
     return await call.code(), isinstance(answer, bytes)
 
 
-@ON_EACH_TRANSPORT
 async def test_requests_are_turned_away_until_the_endpoints_are_known(tmp_path: Path) -> None:
     """Not answered: the data plane asks another, or does without. An empty pool is an answer."""
     endpoints = tmp_path / "pods.yaml"
@@ -78,7 +73,7 @@ async def test_a_pod_that_does_not_respond_delays_readiness_for_a_limited_time(
             after = await clients.route(service.channel, "a")
 
     assert before == (grpc.StatusCode.UNAVAILABLE, False)
-    assert reasons[0].startswith("endpoints not asked yet: ")
+    assert reasons[0].startswith("pods not asked yet: ")
     assert after.destination == pods[0].address
 
 
@@ -93,12 +88,11 @@ async def test_pods_that_refuse_to_list_their_models_delay_readiness_too(
 
         async def has_been_asked() -> bool:
             health = await service.admin("/healthz")
-            return bool(health.get("reasons") == ["no endpoint has answered yet"])
+            return bool(health.get("reasons") == ["no pod has answered yet"])
 
         await eventually(has_been_asked)
 
 
-@ON_EACH_TRANSPORT
 async def test_while_it_drains_requests_are_routed(pods: list[RunningPod]) -> None:
     """Not ready, but able: until the delay is over, nobody has to go elsewhere."""
     config = configuration(pods)
@@ -118,7 +112,6 @@ async def test_while_it_drains_requests_are_routed(pods: list[RunningPod]) -> No
     assert answer.destination
 
 
-@ON_EACH_TRANSPORT
 async def test_an_access_log_entry_ends_its_pick(pods: list[RunningPod]) -> None:
     async with serving(configuration(pods)) as service:
         log = clients.AccessLog(service.channel)
@@ -298,7 +291,6 @@ async def test_a_policy_that_fails_is_named_counted_and_replaced_by_the_fallback
     assert f"{Path(__file__).name}:" in errors[0].getMessage()
 
 
-@ON_EACH_TRANSPORT
 @pytest.mark.parametrize("section", ["admin.address", "admin.metrics_address"])
 async def test_a_start_that_fails_at_one_port_leaves_no_other_open(section: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as busy, socket.socket() as unused:

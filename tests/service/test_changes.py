@@ -10,9 +10,9 @@ import grpc
 import pytest
 import yaml
 
+from extproc.discovery.endpointlist import EndpointList
 from extproc.lab.fakepod.pod import RunningPod
 from extproc.reports.readiness import Readiness
-from extproc.service.discovery import EndpointList
 from extproc.types import Endpoint
 from tests import clients
 from tests.builders import address
@@ -101,14 +101,13 @@ async def test_pods_come_and_go_with_the_endpoints_file(
         endpoints.write_text(f"- {pods[0].address}\n- {pods[1].address}\n")
         await eventually(lambda: knows(service, 2))
         endpoints.write_text("not: a list\n")
-        await eventually(lambda: f"endpoints: {endpoints}: " in caplog.text)
+        await eventually(lambda: f"pods: {endpoints}: " in caplog.text)
         assert await knows(service, 2)
         endpoints.write_text("[]")
         await eventually(lambda: knows(service, 0))
         assert (await clients.route(service.channel, "a")).status == 503
 
 
-@pytest.mark.usefixtures("on_each_transport")
 async def test_an_open_log_stream_is_sent_elsewhere_when_draining(
     pods: list[RunningPod],
 ) -> None:
@@ -122,7 +121,6 @@ async def test_an_open_log_stream_is_sent_elsewhere_when_draining(
         assert await call.code() is grpc.StatusCode.UNAVAILABLE
 
 
-@pytest.mark.usefixtures("on_each_transport")
 async def test_a_request_under_way_is_finished_when_draining(pods: list[RunningPod]) -> None:
     async with serving(configuration(pods)) as service:
         call = service.channel.stream_stream(clients.PROCESS)()
@@ -137,7 +135,6 @@ async def test_a_request_under_way_is_finished_when_draining(pods: list[RunningP
         assert clients.read(reply).destination
 
 
-@pytest.mark.usefixtures("on_each_transport")
 async def test_a_request_that_is_held_when_the_router_stops_hears_of_it(
     pods: list[RunningPod], tmp_path: Path
 ) -> None:
@@ -190,7 +187,7 @@ def test_which_endpoints_are_left_out_is_said_once_for_each_change(
     endpoints, all_three = endpoint_list(1), [Endpoint(address(number)) for number in (3, 2, 1)]
     endpoints.set(all_three)
     endpoints.set(all_three[::-1])
-    told = [each for each in caplog.messages if "pods" in each]
+    told = [each for each in caplog.messages if "pods get no requests" in each]
     warned = endpoints.warnings()
     endpoints.set(all_three[2:])
 

@@ -29,9 +29,6 @@ each_that_tells_of_responses = pytest.mark.parametrize(
 )
 
 
-pytestmark = pytest.mark.usefixtures("on_each_transport")
-
-
 @pytest.fixture
 async def pods() -> AsyncIterator[list[RunningPod]]:
     configs = [PodConfig(name=f"pod-{n}", adapters=[MODELS[n]]) for n in (0, 1)]

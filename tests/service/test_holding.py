@@ -13,8 +13,8 @@ from extproc.service.clocks import Clocks
 from extproc.service.routing import Routing
 from extproc.types import Choice, Pick, Reason, Rejection, RequestInfo, Snapshot, Wait
 from tests.builders import address, cards, endpoint, report, request
+from tests.observe.scene import Scene
 from tests.routing.scene import queued
-from tests.service.scene import Scene
 
 
 def held(scene: Scene) -> Ticket:

@@ -12,11 +12,11 @@ import aiohttp
 import pytest
 import yaml
 
+from extproc.config.configured import kubernetes_settings
 from extproc.config.discovery import KubernetesConfig
 from extproc.config.file import parse_config
+from extproc.discovery.kubernetes.source import KubernetesDiscovery
 from extproc.service.app import App
-from extproc.service.clocks import Clocks
-from extproc.service.kubernetes import KubernetesDiscovery
 from extproc.service.routing import make_policy
 from tests.waiting import eventually
 
@@ -73,14 +73,16 @@ async def test_it_is_not_ready_before_the_first_list(tmp_path: Path) -> None:
 async def test_what_a_cluster_declares_is_unknown_only_where_it_is_wanted(follows: bool) -> None:
     """A Role that lacks the right on purpose is no reason to refuse adapters for ever."""
     discovery = KubernetesDiscovery(
-        KubernetesConfig(service="vllm", declarations=follows),
+        kubernetes_settings(KubernetesConfig(service="vllm", declarations=follows)),
         on_endpoints=lambda _: None,
         on_priorities=lambda _: None,
         scheme="http",
         engine="vllm",
-        clocks=Clocks(time.monotonic, time.time, random.Random(1)),
-        on_rules=lambda _: None,
-        on_offers=lambda _: None,
+        clock=time.monotonic,
+        wall_clock=time.time,
+        rng=random.Random(1),
+        on_rules=lambda _rules: None,
+        on_offers=lambda _offers, _withheld: None,
     )
 
     unread = [each.name for each in discovery.sources() if not each.is_complete]

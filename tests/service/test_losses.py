@@ -14,7 +14,7 @@ from extproc.learned.losses import Part
 from extproc.service.clocks import Clocks
 from tests.builders import address, endpoint, report
 from tests.fakepods import running_pod
-from tests.service.scene import Scene
+from tests.observe.scene import Scene
 from tests.service.serving import configuration, serving
 from tests.waiting import eventually
 
@@ -33,7 +33,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [
         f"{record.levelname} {record.getMessage()}"
         for record in caplog.records
-        if record.name == "extproc.service.scraping" and record.levelno > logging.DEBUG
+        if record.name == "extproc.pods.scraping" and record.levelno > logging.DEBUG
     ]
 
 
@@ -149,9 +149,9 @@ async def test_a_source_that_fails_and_its_recovery_are_logged_once(
     discovery = {"file": str(file), "file_interval_s": 0.02}
 
     def said_of_it() -> list[str]:
-        found = [each for each in caplog.records if each.name == "extproc.service.discovery"]
+        found = [each for each in caplog.records if each.name == "extproc.service.endpointsource"]
         said = [f"{each.levelname} {each.getMessage()}" for each in found]
-        return [line for line in said if line != "INFO endpoints: 0"]
+        return [line for line in said if line != "INFO pods: 0"]
 
     async with serving(configuration([], discovery=discovery)):
         for text in ("[what]", "[]"):
@@ -164,5 +164,5 @@ async def test_a_source_that_fails_and_its_recovery_are_logged_once(
             await eventually(has_said_more)
 
     failure, recovery = said_of_it()
-    assert failure.startswith(f"ERROR endpoints: {file}: ")
-    assert recovery == "INFO endpoints: discovery works again"
+    assert failure.startswith(f"ERROR pods: {file}: ")
+    assert recovery == "INFO pods: discovery works again"

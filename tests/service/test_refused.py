@@ -13,8 +13,8 @@ import yaml
 
 from extproc.files.tls import HTTP2, server_context
 from tests.logs import warnings
+from tests.peers.peered import KEY_FILE
 from tests.pki import Pki
-from tests.service.peered import KEY_FILE
 from tests.service.serving import Service, configuration, starting
 from tests.waiting import eventually
 

@@ -12,7 +12,7 @@ from extproc.lab.fakepod.pod import RunningPod
 from extproc.service.clocks import Clocks
 from extproc.types import Endpoint
 from tests.builders import pick, request
-from tests.service.scene import Scene
+from tests.observe.scene import Scene
 from tests.waiting import eventually
 
 NEVER_S = 1e6

@@ -24,8 +24,8 @@ from extproc.observe import logs
 from extproc.service.app import App
 from tests.commandline import invoke
 from tests.logs import warnings
+from tests.peers.peered import KEY_FILE
 from tests.pki import KINDS, Kind, Pki, make
-from tests.service.peered import KEY_FILE
 from tests.waiting import eventually
 
 PATIENCE_S = 60.0
@@ -183,10 +183,6 @@ BAD: dict[str, tuple[Callable[[Files], dict[str, Any]], str]] = {
     "certificate that does not end": (
         lambda f: {"server": tls(f, cert_file=f.fifo)},
         "fifo: not a regular file",
-    ),
-    "certificates with grpcio": (
-        lambda f: {"server": {**tls(f, key_file=f.other_key), "transport": "grpcio"}},
-        "are not a certificate and its private key",
     ),
     "pods' CA missing": (
         lambda f: {"pods": {"tls": True, "ca_file": str(MISSING)}},
@@ -371,9 +367,6 @@ GOOD: dict[str, Callable[[Files], dict[str, Any]]] = {
     "the least": lambda f: {},
     "tls": lambda f: {"server": tls(f)},
     "mutual tls": lambda f: {"server": tls(f, client_ca_file=f.ca)},
-    "mutual tls with grpcio": lambda f: {
-        "server": {**tls(f, client_ca_file=f.ca), "transport": "grpcio"}
-    },
     "peers": lambda f: {
         "server": tls(f),
         "peers": {"static": ["127.0.0.1:1"], "key_file": str(KEY_FILE)},

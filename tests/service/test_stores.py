@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 
 from extproc.adapters.declared import Declaration
-from extproc.adapters.scope import Known
-from extproc.config.adapters import RegistrationConfig, StoreConfig
-from extproc.config.file import ConfigError
-from extproc.service.stores import make_registration, make_store
+from extproc.adapters.stores.store import Store
+from extproc.config.adapters import StoreConfig
+from extproc.config.configured import registration_settings
+from extproc.config.file import ConfigError, check_sections
+from extproc.service.stores import make_medium
 
 URL = "redis://127.0.0.1:1/0"
 
 
 def store(section: dict[str, Any]) -> Any:
-    return make_store(StoreConfig.model_validate(section), clock=lambda: 0.0)
+    return Store(make_medium(StoreConfig.model_validate(section), clock=lambda: 0.0))
 
 
 @pytest.mark.parametrize("kind", ["directory", "sqlite"])
@@ -50,24 +51,18 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, field: str) -> None
 
 
 @pytest.mark.parametrize("content", ["", "two words\n"])
-async def test_a_token_file_that_cannot_be_used_is_named(tmp_path: Path, content: str) -> None:
+def test_a_token_file_that_cannot_be_used_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokens").write_text(content)
-
-    async def is_ready(name: str, timeout_s: float) -> bool:
-        return True
+    sections = {
+        "discovery": {"file": "pods.yaml"},
+        "adapters": {
+            "store": {"directory": {"path": str(tmp_path)}},
+            "registration": {"token_file": str(tmp_path / "tokens")},
+        },
+    }
 
     with pytest.raises(ConfigError, match="adapters.registration.token_file: .*tokens: "):
-        make_registration(
-            RegistrationConfig(token_file=tmp_path / "tokens"),
-            store({"directory": {"path": tmp_path}}),
-            clock=lambda: 0.0,
-            status=lambda name: {},
-            wait_until_ready=is_ready,
-            why_not=lambda name: "",
-            known=Known(lambda source, scope: False, lambda name: False, lambda name: None),
-            on_failure=lambda message: None,
-            on_change=lambda message: None,
-        )
+        registration_settings(check_sections(sections))
 
 
 def test_without_its_extra_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

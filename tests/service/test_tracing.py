@@ -15,10 +15,10 @@ from extproc.observe.tracing import DEFAULT_SERVICE_NAME, Tracing
 from extproc.request import messages as m
 from extproc.request.interfaces import StreamSettings
 from extproc.request.stream import Stream
+from extproc.service.services import new_stream_of
 from extproc.service.startup import make_tracing
-from extproc.service.traced import new_stream_of
 from tests.builders import address, body, request_headers
-from tests.service.scene import Scene
+from tests.observe.scene import Scene
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACED = {"traceparent": f"00-{TRACE}-{PARENT}-01"}

@@ -12,9 +12,10 @@ from typing import Any
 
 from extproc.adapters.declared import Declaration, DeclarationError
 from extproc.adapters.stores.content import StoreError
+from extproc.adapters.stores.store import Store
 from extproc.adapters.stores.writing import BulkError
 from extproc.config.adapters import SqliteStoreConfig, StoreConfig
-from extproc.service.stores import make_store
+from extproc.service.stores import make_medium
 
 _STATE = ".extproc"
 """In the folder: what is declared and the token are there again after the next start."""
@@ -89,7 +90,8 @@ class AdapterFolder:
 
     async def _declare(self, found: Sequence[Declaration]) -> list[str]:
         section = StoreConfig(sqlite=SqliteStoreConfig(file=self._store))
-        store = make_store(section, clock=asyncio.get_running_loop().time)
+        clock = asyncio.get_running_loop().time
+        store = Store(make_medium(section, clock=clock))
         async with aclosing(store):
             await store.look()
             if store.failure:

@@ -18,10 +18,11 @@ from extproc.address import Address
 from extproc.commands.hints import own_command, shown
 from extproc.commands.up.adapters import AdapterFolder
 from extproc.commands.up.pods import Pod
+from extproc.config import configured
 from extproc.config.file import ConfigError, check_sections
 from extproc.config.sections import PolicyConfig
 from extproc.envoy.bootstrap import BootstrapOptions, TlsFiles, render
-from extproc.service import configured
+from extproc.reports.podsecrets import PodAccess
 from extproc.service.startup import check_start
 from extproc.stack.processes import StackError, check_port, free_port
 from extproc.stack.stack import find_envoy
@@ -125,7 +126,7 @@ class Plan:
             )
         )
 
-    def access(self) -> configured.PodAccess:
+    def access(self) -> PodAccess:
         """Return what our own requests to pods need.
 
         Raises:

@@ -19,7 +19,7 @@ from extproc.reports.engines import PROFILES
 from extproc.reports.models import ModelsError, decode_models, fetch_list
 from extproc.reports.podclient import PodClient
 from extproc.reports.podhttp import FAILURES, UNREACHABLE, ResponseError, describe
-from extproc.service.configured import PodAccess
+from extproc.reports.podsecrets import PodAccess
 
 USUAL_PORTS = range(8000, 8008)
 """vLLM's default, and where further ones are put."""

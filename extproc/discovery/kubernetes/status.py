@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from extproc.adapters.states import AdapterStatus
 from extproc.discovery.kubernetes.declarers import Reading
 from extproc.discovery.kubernetes.objects import DeclaringObject
 from extproc.routing.precedence import Loss
@@ -103,6 +104,17 @@ class _Status(Struct):
 
 _statuses = msgspec.json.Decoder(_Status | None)
 _by_name = attrgetter("name")
+
+
+def report_of(status: AdapterStatus) -> AdapterReport:
+    """Return what is said of a declared adapter."""
+    why = f"{status.reason}: {status.message}" if status.reason else ""
+    versions = tuple(
+        VersionReport(each.name, str(each.state), each.desired, each.ready, each.removable)
+        for each in status.versions
+    )
+    declared = status.versions[0]
+    return AdapterReport(declared.ready >= max(1, declared.desired), why, versions)
 
 
 def parts(reading: Reading[Any], finding: Finding) -> tuple[Part, ...]:

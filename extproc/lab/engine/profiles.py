@@ -233,13 +233,6 @@ A100_80_7B_SLORA = EngineProfile(
     gpu_load_per_rank_s=0.000125,
 )
 
-# Derived: (40 GB x 0.9 less 13.5 GB of weights and 2 GB of workspace) / 524,288 bytes.
-A100_40_7B_SLORA = replace(
-    A100_80_7B_SLORA,
-    name="a100-40-7b-slora",
-    kv_capacity_tokens=39_000,
-)
-
 A100_80_13B_SLORA = replace(
     A100_80_7B_SLORA,
     name="a100-80-13b-slora",
@@ -252,12 +245,6 @@ A100_80_13B_SLORA = replace(
     step_per_prefill_token_s=0.00013,
     # 3.1 MiB a rank.
     gpu_load_per_rank_s=0.000195,
-)
-
-A100_40_13B_SLORA = replace(
-    A100_80_13B_SLORA,
-    name="a100-40-13b-slora",
-    kv_capacity_tokens=14_000,
 )
 
 A10G_7B_SLORA = replace(
@@ -284,9 +271,7 @@ _ALL = (
     H100_8B,
     A100_8B,
     A100_80_7B_SLORA,
-    A100_40_7B_SLORA,
     A100_80_13B_SLORA,
-    A100_40_13B_SLORA,
     A10G_7B_SLORA,
     INSTANT,
 )

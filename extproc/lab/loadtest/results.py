@@ -127,10 +127,6 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
     format: str = FORMAT
 
-    def of_kind(self, kind: Kind) -> list[RunResult]:
-        """Return the runs of one kind."""
-        return [run for run in self.runs if run.kind == kind]
-
 
 def real_run(
     records: Sequence[RequestRecord],

@@ -14,15 +14,14 @@ from functools import partial
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
-from extproc.lab.opponents.dynamo import ProportionalSticky
 from extproc.lab.opponents.gateways import (
+    BoundedLoads,
     FilterTree,
     LeastRequest,
     LoadState,
     LoraAffinity,
     ScrapesOnly,
 )
-from extproc.lab.opponents.hashing import BoundedLoads, DedicatedPods, Rendezvous
 from extproc.lab.opponents.lmetric import LMetric
 from extproc.lab.opponents.slora import SloraRoom
 from extproc.plugins import load_policy
@@ -83,27 +82,19 @@ OPPONENTS: Mapping[str, Callable[..., Policy]] = MappingProxyType(
         "round_robin": RoundRobin,
         "least_request_p2c": LeastRequest,
         "least_pending": LeastPending,
-        "rendezvous": Rendezvous,
         "bounded_loads": BoundedLoads,
-        "dedicated_pods": DedicatedPods,
         "founding": Founding,
         "least_harm": LeastHarm,
         # The proof of concept's own default: it never spilled.
         "founding_as_shipped": partial(Founding, threshold=100_000),
         "filter_tree_v01": FilterTree,
         "filter_tree_as_shipped": lambda **args: ScrapesOnly(FilterTree(**args)),
-        "llmd_lora_affinity": LoraAffinity,
         "llmd_as_shipped": lambda **args: ScrapesOnly(LoraAffinity(**args)),
         "llmd_in_flight_as_shipped": lambda **args: ScrapesOnly(
             LoraAffinity(**{**_IN_FLIGHT, **args})
         ),
         "llmd_load_state": LoadState,
-        "lmetric": LMetric,
-        "lmetric_with_loads": partial(
-            LMetric, load_tokens=3_000, slot_tokens=30_000, is_fresh=True
-        ),
-        "dynamo_sticky": ProportionalSticky,
-        "dynamo_sticky_hold_slots": lambda **args: Hold(ProportionalSticky(), **args),
+        "lmetric_with_loads": LMetric,
         "founding_hold_slots": lambda **args: Hold(Founding(), **args),
         "slora_fcfs": SloraRoom,
         "slora_abort": partial(SloraRoom, "in_time"),
@@ -120,10 +111,8 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         "round_robin": "one server after the other",
         "least_request_p2c": "the less busy of two drawn at random (Envoy)",
         "least_pending": "the server with the fewest unfinished requests",
-        "rendezvous": "the server that the adapter's name hashes to, whatever its load",
-        "bounded_loads": "the server that the name hashes to, or the next one that is not "
-        "above 1.25 times the mean load",
-        "dedicated_pods": "adapters dealt out to servers like cards",
+        "bounded_loads": "the server that the adapter's name hashes to, or the next one that "
+        "is not above 1.25 times the mean load (KubeAI)",
         "founding": "where the adapter is and the most requests wait for it, up to 16; else, and "
         "where as many wait, the server with the fewest adapters in use (the default of this "
         "project)",
@@ -134,16 +123,12 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         "filter_tree_v01": "the decision tree of the Gateway API Inference Extension's first "
         "release",
         "filter_tree_as_shipped": "`filter_tree_v01`, seeing metrics pages alone, as in life",
-        "llmd_lora_affinity": "llm-d's weighted scores for adapter, queue and memory, with this "
-        "project's knowledge of the servers",
-        "llmd_as_shipped": "`llmd_lora_affinity`, seeing metrics pages alone, as in life",
+        "llmd_as_shipped": "llm-d's weighted scores for adapter, queue and memory, seeing metrics "
+        "pages alone, as in life",
         "llmd_in_flight_as_shipped": "the same with its own number of requests instead of queues",
         "llmd_load_state": "llm-d's scores with the one proposed next: which adapters are loaded",
-        "lmetric": "least of queued prompt tokens x batch size (LMetric, as published)",
-        "lmetric_with_loads": "LMetric with a price for loading an adapter and for a full server",
-        "dynamo_sticky": "homes for each adapter in proportion to its traffic (NVIDIA Dynamo)",
-        "dynamo_sticky_hold_slots": "`dynamo_sticky`, holding requests back while no adapter "
-        "place is free",
+        "lmetric_with_loads": "least of queued prompt tokens x batch size (LMetric), with a "
+        "price for loading an adapter and for a full server",
         "founding_hold_slots": "`founding`, holding requests back while no adapter place is free",
         "slora_fcfs": "a queue in front of the servers, the oldest first (S-LoRA)",
         "slora_abort": "the same; under overload as many of the newest as can be in time",

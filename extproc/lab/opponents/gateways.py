@@ -1,8 +1,13 @@
-"""The rules of gateways: Envoy's own, the Gateway API Inference Extension's first, and llm-d's.
+"""The rules of gateways: Envoy's own, KubeAI's, the Gateway API Inference Extension's first, and
+llm-d's.
 
 **Envoy.** Power of two choices on own in-flight requests: LEAST_REQUEST with equal weights and
 `choice_count: 2` (its default); the policy of Mitzenmacher, "The power of two choices in randomized
 load balancing" (IEEE TPDS 2001).
+
+**KubeAI.** Consistent hashing of the adapter's name with bounded loads (Mirrokni, Thorup,
+Zadimoghaddam, arXiv 1608.01350), here over the rendezvous order (Thaler and Ravishankar, IEEE/ACM
+ToN 1998) instead of a ring. Vimeo used c = 1.25 in HAProxy.
 
 **The filter tree.** kubernetes-sigs/gateway-api-inference-extension v0.1.0,
 `pkg/ext-proc/scheduling/{scheduler,filter}.go`, the branch for critical requests. "Least X" keeps
@@ -33,7 +38,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
+from hashlib import blake2b
+from math import ceil, inf
 
 from msgspec.structs import replace
 
@@ -59,6 +65,40 @@ class LeastRequest:
         endpoints = snapshot.endpoints
         drawn = rng.sample(endpoints, min(self.choice_count, len(endpoints)))
         return Choice((least(drawn, lambda view: view.num_in_flight, rng),), "p2c")
+
+
+class BoundedLoads:
+    """The first endpoint in the adapter's order that is not above `c` times the mean load.
+
+    Args:
+        c: Bound, as a multiple of the mean number of unfinished requests; above 1.
+    """
+
+    def __init__(self, c: float = 1.25) -> None:
+        if c <= 1:
+            raise ValueError(f"c is {c}; allowed: above 1")
+        self.c = c
+
+    def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
+        """Choose by hash and bound; for the base model, which has no order, by load alone."""
+        endpoints = snapshot.endpoints
+        if request.adapter is not None:
+            total = sum(view.num_pending for view in endpoints) + 1
+            capacity = ceil(self.c * total / len(endpoints))
+            order = rendezvous_order(endpoints, request.adapter)
+            for view in order:
+                if view.num_pending < capacity:
+                    return Choice((view,), "hash" if view is order[0] else "spill")
+        return Choice((least(endpoints, lambda view: view.num_pending, rng),), "base")
+
+
+def rendezvous_order(endpoints: _Views, key: str) -> list[EndpointView]:
+    """Sort the endpoints by the key: the same for every router, and stable when one leaves."""
+
+    def weight(view: EndpointView) -> bytes:
+        return blake2b(f"{key}|{view.address}".encode(), digest_size=8).digest()
+
+    return sorted(endpoints, key=weight, reverse=True)
 
 
 @dataclass(slots=True)

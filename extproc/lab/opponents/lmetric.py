@@ -1,11 +1,12 @@
 """LMetric: the product of two loads, without a weight between them.
 
 Source: "LMetric" (OSDI 2026, arXiv 2603.15202): the least of (uncached prompt tokens queued, the
-request's own included) x (batch size, queue included). It knows no adapters; the load term is this
-project's: a cold adapter costs as many prompt tokens as could be computed while it is loaded.
+request's own included) x (batch size, queue included). It knows no adapters; the terms for loads
+and slots are this project's: a cold adapter costs as many prompt tokens as could be computed while
+it is loaded.
 
 As shipped it knows each endpoint's queue; here the queue is the last report's waiting requests at
-the mean prompt length, and what was sent since.
+the mean prompt length, and what was sent since; the batch is our own unfinished requests.
 """
 
 from __future__ import annotations
@@ -27,18 +28,15 @@ class LMetric:
     """(prompt tokens queued) x (batch).
 
     Args:
-        load_tokens: Prompt tokens that loading an adapter costs; 0 as published. 100 ms at 0.035 ms
+        load_tokens: Prompt tokens that loading an adapter costs. 100 ms at 0.035 ms
             a token (8B on an H100) are about 3,000.
         slot_tokens: The same for an adapter that would find every slot in use.
-        is_fresh: Take own unfinished requests for the batch instead of the report's counts.
     """
 
-    load_tokens: float = 0.0
-    slot_tokens: float = 0.0
-    is_fresh: bool = False
+    load_tokens: float = 3_000
+    slot_tokens: float = 30_000
     _mean_tokens: float = field(default=0.0, init=False)
     _sent: SinceReport = field(default_factory=SinceReport, init=False)
-    _num_sent: SinceReport = field(default_factory=SinceReport, init=False)
 
     def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
         """Choose the least product."""
@@ -47,7 +45,6 @@ class LMetric:
         cost = {view.address: self._cost(view, request, own) for view in snapshot.endpoints}
         chosen = least(snapshot.endpoints, lambda view: cost[view.address], rng)
         self._sent.record(chosen.address, own, now=snapshot.now)
-        self._num_sent.record(chosen.address, 1, now=snapshot.now)
         return Choice((chosen,), "product")
 
     def _cost(self, view: EndpointView, request: RequestInfo, own: float) -> float:
@@ -58,6 +55,4 @@ class LMetric:
                 tokens += self.load_tokens
             if view.max_loras is not None and view.num_active_adapters >= view.max_loras:
                 tokens += self.slot_tokens
-        if self.is_fresh:
-            return tokens * (view.num_pending + 1)
-        return tokens * (view.num_running + view.num_waiting + self._num_sent.amount(view) + 1)
+        return tokens * (view.num_pending + 1)

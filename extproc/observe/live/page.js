@@ -1,4 +1,4 @@
-// Shows a frame of the live page's feed (extproc/service/livefeed.py says what is in one); feed.js gets them.
+// Shows a frame of the live page's feed (extproc/observe/livefeed.py says what is in one); feed.js gets them.
 // Names and paths come from clients: they are only ever set as text.
 "use strict";
 

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import yaml
 
+from extproc.config.configured import pool_settings
 from extproc.config.file import parse_config
 from extproc.costs import Costs
 from extproc.envoy.bootstrap import BootstrapOptions
@@ -33,7 +34,6 @@ from extproc.lab.loadtest.targets import (
 from extproc.lab.opponents import OPPONENTS, opponent
 from extproc.plugins import load_policy
 from extproc.pods.serverflags import ServerFlags
-from extproc.service.configured import pool_settings
 from tests.fakepods import running_pod
 from tests.lab.trials.test_suites import tiny
 
@@ -104,7 +104,9 @@ def test_a_suite_s_variants_are_targets_by_their_labels() -> None:
         suite_targets(suite, ["fair", "fair"])
 
 
-@pytest.mark.parametrize("policy", [*OPPONENTS, "founding?threshold=8", "lmetric?load_tokens=5"])
+@pytest.mark.parametrize(
+    "policy", [*OPPONENTS, "founding?threshold=8", "lmetric_with_loads?load_tokens=5"]
+)
 def test_the_router_gets_the_policy_that_the_laboratory_runs(policy: str) -> None:
     section = yaml.safe_load(yaml.safe_dump(policy_section(policy)))
     make = opponent(policy)

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 import yaml
 
+from extproc.config.configured import model_routes, queue_settings
 from extproc.config.file import parse_config
 from extproc.lab.fleet.router import claim_of
 from extproc.lab.fleet.settings import FleetSettings
@@ -15,7 +16,6 @@ from extproc.lab.workload.requests import PLAIN, Tenant
 from extproc.queue import QueueSettings
 from extproc.request.controlheaders import names_of, read_hints
 from extproc.routing.modelroutes import ModelRoutes
-from extproc.service.configured import model_routes, queue_settings
 from tests.builders import request
 
 TENANTS = {

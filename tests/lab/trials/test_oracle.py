@@ -195,7 +195,7 @@ def test_no_policy_beats_it_with_or_without_holding(rate_rps: float) -> None:
     work = poisson(500, rate_rps=rate_rps, num_adapters=30, output_tokens=300)
     informed = served(work, num_pods=3, max_loras=4)
 
-    for policy in ("founding_hold_slots", "dynamo_sticky_hold_slots", "random"):
+    for policy in ("founding_hold_slots", "bounded_loads", "random"):
         make = opponent(policy)
         assert make is not None
         other = Fleet(FleetSettings(num_pods=3, max_loras=4), work, make, seed=1).run()

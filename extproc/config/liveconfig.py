@@ -1,0 +1,109 @@
+"""Changes of the configuration file while the service runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from pydantic.fields import FieldInfo
+
+from extproc.config import Config
+from extproc.config.base import Section
+from extproc.config.file import ConfigParser
+from extproc.config.warnings import short_expiry
+from extproc.files.filewatch import FileWatch
+from extproc.meters import Meters
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 1.0
+"""Between two checks of the file."""
+
+
+class LiveConfig:
+    """Applies changes of the file.
+
+    Args:
+        config: The configuration at the start.
+        path: The file; None for none.
+        text: Its content at the start.
+        parse: Parses its later contents.
+        configure: Applies a configuration; raises `ConfigError` if it cannot.
+
+    Attributes:
+        num_failures: Changes that could not be applied.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        path: Path | None,
+        text: str,
+        *,
+        parse: ConfigParser,
+        configure: Callable[[Config], None],
+    ) -> None:
+        self.num_failures = 0
+        self._config = config
+        self._path, self._text, self._parse = path, text, parse
+        self._configure = configure
+
+    def add_metrics(self, meters: Meters) -> None:
+        """Register the changes that failed."""
+        meters.add_gauge(
+            "config_failures",
+            "Changes of the configuration file that were not applied.",
+            lambda: self.num_failures,
+        )
+
+    async def run(self) -> None:
+        """Follow the file until cancelled."""
+        if self._path is None:
+            return
+        await FileWatch(
+            self._path,
+            interval_s=INTERVAL_S,
+            on_change=self._on_change,
+            on_failure=self._on_failure,
+            text=self._text,
+        ).run()
+
+    def _on_change(self, text: str) -> None:
+        """Apply a text.
+
+        Raises:
+            ConfigError: Nothing has changed.
+        """
+        fresh = self._parse(text, source=str(self._path))
+        self._configure(fresh)
+        changed = list(needs_restart(self._config, fresh))
+        self._config = fresh
+        for line in short_expiry(fresh):
+            log.warning(line)
+        if changed:
+            log.warning("configuration: needs a restart to take effect: %s", ", ".join(changed))
+        policy = fresh.policy
+        log.info("configuration applied: policy %s %s", policy.name, policy.args)
+
+    def _on_failure(self, message: str) -> None:
+        self.num_failures += 1
+        log.error("configuration not applied: %s", message)
+
+
+def needs_restart(old: Config, new: Config) -> Iterator[str]:
+    """Yield the fields, as `section.field`, that differ and are not live."""
+    for section, whole in Config.model_fields.items():
+        before, after = getattr(old, section), getattr(new, section)
+        if before == after or _is_live(whole):
+            continue
+        if not (isinstance(before, Section) and isinstance(after, Section)):
+            yield section
+            continue
+        for name, field in type(after).model_fields.items():
+            if not _is_live(field) and getattr(before, name) != getattr(after, name):
+                yield f"{section}.{name}"
+
+
+def _is_live(field: FieldInfo) -> bool:
+    return (field.description or "").endswith("Live.")

@@ -1,0 +1,129 @@
+"""The outcomes of requests, for metrics, published decisions and attainment.
+
+Each is called through `Observers`: no response depends on them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from extproc.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
+from extproc.observe.attainment import OTHER, Attainment, is_in_time
+from extproc.observe.decisions import DecisionsService
+from extproc.observe.observers import Observers
+from extproc.observe.telemetry import Telemetry
+from extproc.paths import normalize_path, path_label
+from extproc.pods.accounting import DecisionRecord, End, Ended
+from extproc.queue import Ticket
+from extproc.tenancy import Claim
+from extproc.types import Outcome, Pick, Rejection
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Records the outcomes of requests, as reported by streams (`StreamObserver`) and by other
+    sources.
+
+    Attributes:
+        knows_times: Whether completions carry response times; if not, attainment is not recorded.
+        claim_of: Returns the claim of a model's requests by their route.
+        clock: Monotonic seconds.
+        wall_clock: Wall seconds.
+    """
+
+    telemetry: Telemetry
+    decisions: DecisionsService
+    attainment: Attainment
+    knows_times: Callable[[], bool]
+    observers: Observers
+    claim_of: Callable[[str], Claim]
+    clock: Callable[[], float]
+    wall_clock: Callable[[], float]
+
+    def asked(self, now: float) -> None:
+        """Nothing is recorded before there is a result."""
+
+    def decided(
+        self, result: Pick | Rejection | Ticket, seconds: float | None, *, now: float
+    ) -> None:
+        """Record a routing result and the seconds it took; None for that of a held request."""
+        call = self.observers.call
+        call("telemetry", self.telemetry.routed, result, seconds)
+        if isinstance(result, Pick):
+            record = DecisionRecord(result, self.wall_clock(), seconds or 0.0)
+            call("decisions", self.decisions.publish, record)
+
+    def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
+        """Record an error response of ours to the request with `headers`."""
+        self.observers.call("telemetry", self.telemetry.rejected, rejection)
+        path = headers.get(":path", "").partition("?")[0]
+        request_id = headers.get("x-request-id", "")[:MAX_REQUEST_ID_CHARS]
+        wall_s, shown = self.wall_clock(), path[:MAX_PATH_CHARS]
+        record = DecisionRecord(rejection, wall_s, 0.0, request_id, shown)
+        self.observers.call("decisions", self.decisions.publish, record)
+        counted = self.observers.call("attainment", self._judge_rejection, path, rejection)
+        if counted is not None:
+            claim = self.claim_of(rejection.model)
+            self.observers.call("telemetry", self.telemetry.route_judged, claim, False)
+
+    def left(self) -> None:
+        """Nothing is recorded: the queue counts who leaves it."""
+
+    def refused(self) -> None:
+        """Record that an endpoint refused a request as it is full."""
+        self.observers.call("telemetry", self.telemetry.refused)
+
+    def ended(self, pick: Pick, outcome: Outcome) -> None:
+        """Record the end of a pick that its own stream reported."""
+        self.observers.call("telemetry", self.telemetry.completed, outcome)
+        end = End(outcome, self.wall_clock())
+        self.observers.call("decisions", self.decisions.ended, pick, end)
+
+    def completed(self, ended: Ended, *, now: float) -> None:
+        """Record the end of a pick that the access log reported."""
+        call, telemetry, completion = self.observers.call, self.telemetry, ended.completion
+        pick, request = ended.pick, ended.pick.request
+        if self.knows_times():
+            path, claim = path_label(request.path or OTHER), request.claim
+            call("attainment", self.attainment.completed, path, completion, now)
+            call("telemetry", telemetry.logged, ended)
+            if claim.ttft_s is not None:
+                is_attained = is_in_time(claim.ttft_s, completion)
+                call("telemetry", telemetry.route_judged, claim, is_attained)
+        else:
+            call("telemetry", telemetry.completed, completion.outcome, completion.lag_s)
+        end = End(completion.outcome, self.wall_clock(), completion)
+        call("decisions", self.decisions.ended, pick, end)
+
+    def unmatched(self) -> None:
+        """Record an access log entry for a pick of ours that had already ended."""
+        self.observers.call("telemetry", self.telemetry.completion_unmatched)
+
+    def scraped(self, duration_s: float) -> None:
+        """Record a page of metrics, and how long it took."""
+        self.observers.call("telemetry", self.telemetry.scraped, duration_s)
+
+    def scrape_failed(self, address: str) -> None:
+        """Record that an endpoint sent no page."""
+        self.observers.call("telemetry", self.telemetry.scrape_failed, address)
+
+    def eds_refused(self, message: str) -> None:
+        """Record that Envoy refused the endpoints."""
+        log.error("Envoy refused the pods: %s", message)
+        self.telemetry.eds_refused()
+
+    def given_up(self, picks: Sequence[Pick]) -> None:
+        """Record picks that ended with an unknown outcome."""
+        for pick in picks:
+            self.ended(pick, Outcome.EXPIRED)
+        self.observers.call("telemetry", self.telemetry.picks_expired, len(picks))
+
+    def _judge_rejection(self, path: str, rejection: Rejection) -> tuple[str, bool] | None:
+        if not self.knows_times():
+            return None
+        label = path_label(normalize_path(path) or OTHER)
+        return self.attainment.rejected(label, rejection, now=self.clock())
