@@ -200,13 +200,13 @@ class Pki:
         self.ca = folder / "ca.pem"
         self.ca.write_bytes(self._signer.pem)
 
-    def issue(self, name: str, *ips: str) -> tuple[Path, Path]:
+    def issue(self, name: str, *names: str) -> tuple[Path, Path]:
         """Write certificate and key of `name`, over those that are there; return their paths.
 
-        The certificate is valid for `localhost` and these IP addresses.
+        The certificate is valid for `localhost` and these names or IP addresses.
         """
         key = ec.generate_private_key(ec.SECP256R1())
-        kind = Kind("", leaf="san", subject=name, names=("localhost", *ips))
+        kind = Kind("", leaf="san", subject=name, names=("localhost", *names))
         chain, key_file = self._folder / f"{name}.pem", self._folder / f"{name}.key"
         key_file.write_bytes(_pem_key(key))
         chain.write_bytes(self._signer.sign(kind, key, "server"))

@@ -303,7 +303,8 @@ def pod_access(config: Config) -> PodAccess:
     with usable("pods.ca_file", pods.ca_file):
         context = trust()
     with usable("pods.api_key_file", pods.api_key_file):
-        return {}, context, PodSecrets(pods.api_key_file, pods.ca_file, trust)
+        secrets = PodSecrets(pods.api_key_file, pods.ca_file, trust, tls_name=pods.tls_name)
+        return {}, context, secrets
 
 
 def pod_loops(config: Config) -> tuple[LoopSettings, LoopSettings]:

@@ -122,6 +122,11 @@ class PodsConfig(PodSettings):
         description="PEM file with the CAs that pods' certificates must be signed by; none means "
         "the system's. It is read again when TLS to a pod fails.",
     )
+    tls_name: str | None = Field(
+        None,
+        description="Name that pods' certificates must have; none means the host that the router "
+        "dials, which is the pod's address.",
+    )
     tls_verify: bool = Field(True, description="Whether pods' certificates are checked.")
     api_key_file: Path | None = Field(
         None,

@@ -198,26 +198,29 @@ class PodClient:
         secrets = self._secrets
         if secrets is None or not secrets.contexts:
             return await _connection(url, lease, self._tls or system_context())
-        tried = secrets.contexts[0]
+        tried, name = secrets.contexts[0], secrets.tls_name
         try:
-            return await _connection(url, lease, tried)
+            return await _connection(url, lease, tried, name)
         except SSLError as error:
             failure = error
         secrets.look()
         for each in secrets.contexts:
             if each is not tried:
                 try:
-                    return await _connection(url, lease, each)
+                    return await _connection(url, lease, each, name)
                 except SSLError as error:
                     failure = error
         raise failure
 
 
-async def _connection(url: URL, lease: Lease, tls: SSLContext | None) -> _Connection:
+async def _connection(
+    url: URL, lease: Lease, tls: SSLContext | None, name: str | None = None
+) -> _Connection:
     host, loop = url.host or "", asyncio.get_running_loop()
     sock = await _connect(host, url.port or 0)
+    named = (name or host) if tls else None
     _, connection = await loop.create_connection(
-        lambda: _Connection(loop, lease), sock=sock, ssl=tls, server_hostname=host if tls else None
+        lambda: _Connection(loop, lease), sock=sock, ssl=tls, server_hostname=named
     )
     return connection
 

@@ -23,10 +23,12 @@ class PodSecrets:
         key_file: Has the pods' API key; None where they have none.
         ca_file: Has the authorities of their certificates; None for the system's.
         trust: Returns the context of our connections, which trusts these.
+        tls_name: Must be in the pods' certificates; None for the host that is dialled.
 
     Attributes:
         keys: The key of the file, and the one that was there before; none without a file.
         contexts: Likewise those that trust what is in the file; none without TLS.
+        tls_name: As given.
 
     Raises:
         OSError: The file with the key cannot be used.
@@ -37,7 +39,10 @@ class PodSecrets:
         key_file: Path | None,
         ca_file: Path | None = None,
         trust: Callable[[], SSLContext | None] = lambda: None,
+        *,
+        tls_name: str | None = None,
     ) -> None:
+        self.tls_name = tls_name
         self._key_file, self._ca_file, self._trust = key_file, ca_file, trust
         self.keys: Sequence[str] = () if key_file is None else (read_key(key_file),)
         context = trust()

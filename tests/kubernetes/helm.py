@@ -8,7 +8,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 from typing import Any
+
+import yaml
+
+from tests.kubernetes.chart import CHART, installable
 
 
 def main() -> int:
@@ -22,15 +27,19 @@ def main() -> int:
     parser.add_argument("-n", "--namespace", required=True)
     parser.add_argument("--create-namespace", action="store_true")
     parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("-f", "--values", type=Path)
     typed = parser.parse_args()
     values: dict[str, Any] = helm_python.parse_set_string(",".join(typed.set))
+    if typed.values is not None:
+        values = {**yaml.safe_load(typed.values.read_text()), **values}
     kubeconfig = os.environ["KUBECONFIG"]
     with helm_python.Config(kubeconfig_path=kubeconfig, namespace=typed.namespace) as config:
         if typed.command == "uninstall":
             config.uninstall(typed.release)
         else:
+            assert Path(typed.chart).samefile(CHART)
             config.install(
-                typed.chart,
+                str(installable()),
                 typed.release,
                 values,
                 namespace=typed.namespace,

@@ -102,9 +102,13 @@ async def put_pods(cluster: Cluster) -> None:
     await cluster.put_slice("vllm-1", "vllm", endpoints)
 
 
-async def put_routers(cluster: Cluster, ips: Sequence[str]) -> None:
+async def put_routers(
+    cluster: Cluster, ips: Sequence[str], *, app_protocol: str = "kubernetes.io/h2c"
+) -> None:
     """Write the routers in the same way, behind both of their Services."""
-    grpc = {"name": "grpc", "port": 9002, "appProtocol": "kubernetes.io/h2c"}
+    grpc: dict[str, Any] = {"name": "grpc", "port": 9002}
+    if app_protocol:
+        grpc["appProtocol"] = app_protocol
     ports = [grpc, {"name": "metrics", "port": 9090}]
     endpoints = [{"addresses": [ip], "conditions": {"ready": True}} for ip in ips]
     await cluster.put_slice("extproc-1", "extproc", endpoints, ports=ports)

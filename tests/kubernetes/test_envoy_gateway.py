@@ -167,6 +167,23 @@ async def test_running_responses_outlast_a_change_of_the_listener(installed: Ins
     assert arguments[arguments.index("--drain-time-s") + 1] == "600"
 
 
+async def test_proxies_are_spread_over_nodes_and_a_drain_takes_one_at_a_time(
+    installed: Installed,
+) -> None:
+    made = partial(installed.controller.made_for, namespace=installed.namespace)
+    (deployment,) = await asyncio.to_thread(made, "deployment")
+    (budget,) = await asyncio.to_thread(made, "poddisruptionbudget")
+    template = deployment["spec"]["template"]
+    spread = template["spec"]["topologySpreadConstraints"]
+
+    assert budget["spec"]["maxUnavailable"] == 1
+    assert len(spread) == 2
+    for each in spread:
+        assert (
+            each["labelSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+        )
+
+
 # --- traffic ---------------------------------------------------------------------------------
 
 

@@ -155,3 +155,20 @@ async def test_the_authority_of_pods_that_changes_is_trusted_at_once(tmp_path: P
             assert await statuses(*pairs) == [200, 200]
             with closing(PodClient(None, None, secrets)) as late:
                 assert await statuses((late, URL(f"{old}/"))) == [200]
+
+
+@pytest.mark.parametrize(("name", "is_pod"), [("localhost", True), ("other", False), (None, False)])
+async def test_pods_are_known_by_a_name_where_their_certificates_lack_their_addresses(
+    tmp_path: Path, name: str | None, *, is_pod: bool
+) -> None:
+    pki = Pki(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*pki.issue("pod"))
+    secrets = PodSecrets(None, pki.ca, lambda: client_context(pki.ca), tls_name=name)
+    async with web_server(Locked("").answer, tls=context) as url:
+        with closing(PodClient(None, None, secrets)) as client:
+            if is_pod:
+                assert await statuses((client, URL(f"{url}/"))) == [200]
+            else:
+                with pytest.raises(ssl.SSLCertVerificationError):
+                    await statuses((client, URL(f"{url}/")))

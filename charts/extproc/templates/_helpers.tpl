@@ -18,6 +18,9 @@ app.kubernetes.io/name: {{ include "extproc.fullname" . }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{- define "extproc.labels" -}}
@@ -31,7 +34,7 @@ app.kubernetes.io/component: endpoint-picker
 {{- end }}
 
 {{- define "extproc.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ .Values.image.repository }}{{ with .Values.image.digest }}@{{ . }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
 {{- end }}
 
 {{- define "extproc.port" -}}
@@ -59,6 +62,11 @@ or the gateway does not tell it the path. */}}
 {{- if kindIs "bool" .Values.envoyGateway.create -}}
 {{- if .Values.envoyGateway.create -}}true{{- end -}}
 {{- else if or (eq .Values.mode "serve") .Values.gatewayClass.create (eq .Values.gateway.className "eg") -}}true{{- end -}}
+{{- end }}
+
+{{/* Whether the chart's Gateway has an EnvoyProxy: "true" or "". Nobody refers to one without a Gateway. */}}
+{{- define "extproc.hasProxies" -}}
+{{- if and (include "extproc.isEnvoyGateway" .) .Values.gateway.create }}true{{ end }}
 {{- end }}
 
 {{/* Whether the gateway is Istio's, which asks for a picker alone: "true" or "". */}}
@@ -89,6 +97,14 @@ server:
   address: "0.0.0.0:9002"
   health_address: "0.0.0.0:9003"
   drain_delay_s: 5 # until the Endpoints have reached every Envoy
+{{- if .Values.tls.router.secret }}
+  tls:
+    cert_file: /etc/extproc-tls/tls.crt
+    key_file: /etc/extproc-tls/tls.key
+{{- if .Values.tls.router.clientSecret }}
+    client_ca_file: /etc/extproc-tls/ca.crt # only Envoy and routers have certificates of this CA
+{{- end }}
+{{- end }}
 {{- if and (include "extproc.policies" .) .Values.envoyGateway.failOpen (not .Values.envoyGateway.originalDestination) }}
   fail_open: true # of the EnvoyExtensionPolicy: no adapter is private
 {{- end }}
@@ -110,11 +126,14 @@ adapters:
   undeclared: refuse # what nobody declares: an LLMRoute deleted while no router runs leaves nothing behind
   ready_wait_s: 60 # while LLMRoutes cannot be read: then ready, and refuses what they could permit
 {{- end }}
-pods: {max_cpu_loras: {{ $servers.maxCpuLoras }}} # as in the pods' arguments: their metrics do not report it
+pods: {max_cpu_loras: {{ $servers.maxCpuLoras }}{{ if .Values.tls.pods.caSecret }}, tls: true, ca_file: /etc/extproc-pods-ca/ca.crt, tls_name: {{ .Values.tls.pods.hostname }}{{ end }}} # as in the pods' arguments: their metrics do not report it
 peers:
   service: {{ include "extproc.fullname" . }}
 {{- if eq .Values.mode "epp" }}
   tls_verify: false # each router creates its own certificate
+{{- else if .Values.tls.router.secret }}
+  ca_file: /etc/extproc-tls/ca.crt
+  tls_name: {{ include "extproc.tlsName" . }}
 {{- end }}
 {{- if .Values.router.peerKey.required }}
   key_file: /etc/extproc-peer-key/key
@@ -133,7 +152,11 @@ destination: {num_fallbacks: 2}
 request:
   max_body_bytes: 27262976 # also `bufferLimit` of the ClientTrafficPolicy
   max_hold_s: 5 # below `messageTimeout` of the EnvoyExtensionPolicy
+{{- if include "extproc.hasProxies" . }}
 completions: {source: access_log} # from the EnvoyProxy resource
+{{- else }}
+completions: {source: auto} # the access log of your gateway while it comes, else the pods' counts
+{{- end }}
 {{- end }}
 {{- end }}
 
@@ -147,6 +170,16 @@ completions: {source: access_log} # from the EnvoyProxy resource
 {{- else -}}
 {{- $ours -}}
 {{- end -}}
+{{- end }}
+
+{{/* The name that the routers' certificate has. */}}
+{{- define "extproc.tlsName" -}}
+{{ include "extproc.fullname" . }}.{{ .Release.Namespace }}.svc
+{{- end }}
+
+{{/* Whether routers of mode `serve` speak TLS: "true" or "". */}}
+{{- define "extproc.servesTls" -}}
+{{- if dig "server" "tls" "cert_file" "" (include "extproc.config" . | fromYaml) }}true{{ end }}
 {{- end }}
 
 {{/* The largest body, which Envoy buffers: as Mi where it is a whole number of them. */}}
@@ -165,6 +198,13 @@ completions: {source: access_log} # from the EnvoyProxy resource
 
 {{/* Values that contradict each other, or what the chart makes of others: a line each. */}}
 {{- define "extproc.contradictions" -}}
+{{- if not .Values.image.repository }}
+image.repository is not set: push the image to a registry of yours, and name it, as --set image.repository=registry.example.com/extproc
+{{- end }}
+{{- $proxies := .Values.envoyGateway.proxies.autoscaling }}
+{{- if and $proxies.enabled (gt (int $proxies.minReplicas) (int $proxies.maxReplicas)) }}
+envoyGateway.proxies.autoscaling: minReplicas is above maxReplicas
+{{- end }}
 {{- $config := include "extproc.config" . | fromYaml -}}
 {{- $grace := include "extproc.gracePeriod" . | int -}}
 {{- with .Values.terminationGracePeriodSeconds }}{{ if lt (int .) $grace }}
@@ -173,15 +213,52 @@ terminationGracePeriodSeconds is {{ . }}, and a drain takes up to {{ $grace }} s
 {{- if and .Values.autoscaling.enabled (gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas)) }}
 autoscaling.minReplicas is above autoscaling.maxReplicas
 {{- end }}
-{{- $hasPolicy := .Values.extraResources | toJson | contains "BackendTLSPolicy" }}
-{{- if and (include "extproc.policies" .) (dig "server" "tls" "cert_file" "" $config) (not $hasPolicy) }}
-config.server.tls: Envoy Gateway speaks plaintext to the Services {{ include "extproc.fullname" . }} and {{ include "extproc.fullname" . }}-log without a BackendTLSPolicy for each; add them as extraResources
+{{- $hasPolicy := or .Values.tls.router.secret (.Values.extraResources | toJson | contains "BackendTLSPolicy") }}
+{{- if and (include "extproc.policies" .) (include "extproc.servesTls" .) (not $hasPolicy) }}
+config.server.tls: Envoy Gateway speaks plaintext to the Services {{ include "extproc.fullname" . }} and {{ include "extproc.fullname" . }}-log without a BackendTLSPolicy for each: set tls.router.secret instead, or add them as extraResources
 {{- end }}
+{{- include "extproc.tlsContradictions" . }}
+{{- include "extproc.failOpenContradictions" . }}
 {{- range $name, $port := dict "server.address" 9002 "server.health_address" 9003 "admin.metrics_address" 9090 }}
 {{- $parts := splitList "." $name }}
 {{- $address := dig (first $parts) (last $parts) "" $config }}
 {{- if and $address (not (hasSuffix (printf ":%d" (int $port)) $address)) }}
 config.{{ $name }} is {{ $address }}: the Service, the probes and the gateway use port {{ $port }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "extproc.tlsContradictions" -}}
+{{- $tls := .Values.tls }}
+{{- if and (eq .Values.mode "epp") (or $tls.router.secret $tls.pods.caSecret) }}
+tls.router and tls.pods are for mode serve: in mode epp the gateway speaks TLS to the router anyway, and is told itself how to speak to pods
+{{- end }}
+{{- if and $tls.router.clientSecret (not $tls.router.secret) }}
+tls.router.clientSecret needs tls.router.secret
+{{- end }}
+{{- if and $tls.router.clientSecret (include "extproc.policies" .) (not .Values.gateway.create) }}
+tls.router.clientSecret needs gateway.create: an EnvoyProxy has the certificate, and yours is not the chart's
+{{- end }}
+{{- if and $tls.pods.caSecret (not $tls.pods.hostname) }}
+tls.pods.caSecret needs tls.pods.hostname, the name in the pods' certificates
+{{- end }}
+{{- if and $tls.pods.caSecret .Values.envoyGateway.originalDestination }}
+tls.pods is not for envoyGateway.originalDestination: Envoy Gateway makes TLS to the pods of a Service alone
+{{- end }}
+{{- end }}
+
+{{/* Who lets Envoy serve without a router must have nothing that only the router guards. */}}
+{{- define "extproc.failOpenContradictions" -}}
+{{- $isOpen := (include "extproc.config" . | fromYaml).server.fail_open }}
+{{- $value := ternary "router.inferencePool.failureMode: FailOpen" "envoyGateway.failOpen" (eq .Values.mode "epp") }}
+{{- if and $isOpen (eq .Values.mode "serve") (include "extproc.servesTls" .) }}
+{{ $value }} does not go with TLS to the routers: a certificate that is wrong or has expired would let every request bypass them
+{{- end }}
+{{- if and $isOpen (.Capabilities.APIVersions.Has "llm.extproc/v1alpha1/LLMRoute") }}
+{{- range (lookup "llm.extproc/v1alpha1" "LLMRoute" .Release.Namespace "").items }}
+{{- if dig "spec" "tenants" list . }}
+{{ $value }} gives up private adapters: without a router any client gets any adapter, and the LLMRoute {{ .metadata.name }} is for {{ join ", " .spec.tenants }} alone
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end }}
