@@ -75,6 +75,7 @@ def test_routers_take_the_example_s_configuration_and_mount_no_key_of_the_pods()
     secrets = {each["name"]: each["secret"] for each in pod["volumes"] if "secret" in each}
 
     assert config.server.tls is not None
+    assert config.peers is not None
     assert config.server.tls.client_ca_file == config.peers.ca_file
     assert str(config.server.tls.cert_file.parent) == mounts["tls"]
     assert config.peers.tls_name == "extproc.llm.svc"
