@@ -13,12 +13,12 @@ from extproc.tenancy import SlotUses
 
 
 class PodAdapters:
-    """What changes them writes their columns at once.
+    """An endpoint's adapters; a change of theirs is in their columns at once.
 
     Attributes:
         residency: It counts the unfinished requests of routers by adapter.
         seen: The resident ones as of the last look.
-        slots: Those that routers know to run there.
+        slots: The adapters that routers know to run there.
     """
 
     def __init__(self, traits: ServerFlags, row: PodRow, foreign: ForeignRequests) -> None:
@@ -64,6 +64,6 @@ class PodAdapters:
 
     @property
     def active(self) -> Mapping[str, int]:
-        """Those that have requests, of routers and by the last report."""
+        """The adapters that have requests, of routers and by the last report."""
         ours, foreign = self.residency.in_flight, self._foreign.adapters
         return foreign | ours if foreign else ours

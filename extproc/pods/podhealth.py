@@ -14,7 +14,7 @@ MAX_FAILURES = 64
 
 
 class PodHealth:
-    """The health of one endpoint. Who sets any of it takes its row for untrue.
+    """The health of one endpoint. A caller that sets any of it takes its row for untrue.
 
     Attributes:
         answers: The last that is known of it is an answer: to a client, or to a call of ours.

@@ -201,7 +201,7 @@ def test_a_gateway_on_a_usual_port_of_the_router_moves_the_router() -> None:
 
 
 def test_the_page_s_commands_split_what_is_printed_into_the_two_files(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "your-givenpods.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "your-pods.md").read_text(encoding="utf-8")
     (block,) = (each for each in blocks(page, "sh") if "mv " in each)
     ours = f"{shlex.quote(sys.executable)} -m extproc "
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -23,7 +23,7 @@ from extproc.discovery.kubernetes.objects import (
     EndpointSlice,
     InferenceObjective,
     InferencePool,
-    KubePod,
+    Pod,
     PoolRef,
     SliceConditions,
     SliceEndpoint,
@@ -44,7 +44,7 @@ class _State(NamedTuple):
 
 
 def pod_endpoints(
-    pods: Iterable[KubePod], ports: Sequence[int], *, scheme: str = "http"
+    pods: Iterable[Pod], ports: Sequence[int], *, scheme: str = "http"
 ) -> tuple[Endpoint, ...]:
     """Return an endpoint per port of each pod, sorted by address; our own calls use `scheme`.
 
@@ -123,7 +123,7 @@ def pools_endpoints(by_pool: Mapping[str, Iterable[Endpoint]]) -> tuple[Endpoint
     return tuple(replace(each, pools=frozenset(pools[each.address])) for each in merged)
 
 
-def _active(pod: KubePod, ports: Sequence[int]) -> list[int]:
+def _active(pod: Pod, ports: Sequence[int]) -> list[int]:
     """Return the ports that a pod serves on; what it names that is none of `ports` is ignored."""
     annotations = pod.metadata.annotations or {}
     named = [annotations[name] for name in ACTIVE_PORTS_ANNOTATIONS if name in annotations]
@@ -133,7 +133,7 @@ def _active(pod: KubePod, ports: Sequence[int]) -> list[int]:
     return [port for port in ports if str(port) in active]
 
 
-def _state_of_pod(pod: KubePod) -> _State:
+def _state_of_pod(pod: Pod) -> _State:
     is_serving = any(
         condition.type == "Ready" and condition.status == "True"
         for condition in pod.status.conditions or ()

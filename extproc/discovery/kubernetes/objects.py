@@ -67,7 +67,7 @@ class PodStatus(Struct, rename="camel", frozen=True):
     conditions: tuple[PodCondition, ...] | None = None
 
 
-class KubePod(KubeObject, frozen=True):
+class Pod(KubeObject, frozen=True):
     """A Pod."""
 
     status: PodStatus = PodStatus()
@@ -251,9 +251,9 @@ class Query(Struct, Generic[T], frozen=True):
         return f"{api}/namespaces/{self.namespace or own_namespace}/{self.resource}"
 
 
-def pods_query(label_selector: str, *, namespace: str = "") -> Query[KubePod]:
+def pods_query(label_selector: str, *, namespace: str = "") -> Query[Pod]:
     """Query pods by labels, in the syntax of kubectl's `-l`."""
-    return Query(KubePod, "pods", ("/api/v1",), namespace, {"labelSelector": label_selector})
+    return Query(Pod, "pods", ("/api/v1",), namespace, {"labelSelector": label_selector})
 
 
 def slices_query(service: str, *, namespace: str = "") -> Query[EndpointSlice]:

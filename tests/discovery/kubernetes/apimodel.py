@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from extproc.discovery.kubernetes.objects import KubePod
+from extproc.discovery.kubernetes.objects import Pod
 from extproc.discovery.kubernetes.objectstore import ObjectStore
 
 
@@ -30,7 +30,7 @@ def page(version: int, *items: dict[str, Any], next_page: str = "") -> bytes:
     return json.dumps({"kind": "PodList", "metadata": metadata, "items": items}).encode()
 
 
-def state_of(store: ObjectStore[KubePod]) -> dict[str, str | None]:
+def state_of(store: ObjectStore[Pod]) -> dict[str, str | None]:
     """Address by name."""
     return {each.metadata.name: each.status.pod_ip for each in store.objects}
 

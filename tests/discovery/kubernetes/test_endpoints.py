@@ -16,18 +16,18 @@ from extproc.discovery.kubernetes.endpoints import (
     selection,
     slice_endpoints,
 )
-from extproc.discovery.kubernetes.objects import EndpointSlice, InferencePool, KubePod
+from extproc.discovery.kubernetes.objects import EndpointSlice, InferencePool, Pod
 from extproc.types import Endpoint
 
 
-def read_pod(name: str = "a", *, ip: str | None = "10.0.0.1", **more: Any) -> KubePod:
+def read_pod(name: str = "a", *, ip: str | None = "10.0.0.1", **more: Any) -> Pod:
     metadata = {"name": name, **more.pop("metadata", {})}
     ready = more.pop("ready", "True")
     conditions = [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": ready}]
     status = {"phase": "Running", "conditions": conditions, "hostIP": "10.9.9.9", **more}
     if ip is not None:
         status["podIP"] = ip
-    return msgspec.json.decode(json.dumps({"metadata": metadata, "status": status}), type=KubePod)
+    return msgspec.json.decode(json.dumps({"metadata": metadata, "status": status}), type=Pod)
 
 
 def read_slice(*endpoints: dict[str, Any], **more: Any) -> EndpointSlice:
@@ -114,7 +114,7 @@ def test_a_pod_that_has_ended_is_no_endpoint(phase: str) -> None:
     ],
     ids=["not ready", "unknown", "null", "no conditions", "terminating"],
 )
-def test_a_pod_that_may_get_no_new_requests_is_an_endpoint_that_is_not_ready(pod: KubePod) -> None:
+def test_a_pod_that_may_get_no_new_requests_is_an_endpoint_that_is_not_ready(pod: Pod) -> None:
     assert [endpoint.is_ready for endpoint in pod_endpoints([pod], [8000])] == [False]
 
 
@@ -129,7 +129,7 @@ def test_a_pod_that_serves_while_it_is_deleted_is_a_last_resort(
 
 
 @given(st.permutations([read_pod("old", ready="False"), read_pod("new"), read_pod("z", ip="::1")]))
-def test_of_two_pods_with_one_address_the_ready_one_counts(pods: list[KubePod]) -> None:
+def test_of_two_pods_with_one_address_the_ready_one_counts(pods: list[Pod]) -> None:
     found = pod_endpoints(pods, [8000])
 
     assert addresses(found) == ["10.0.0.1:8000", "[::1]:8000"]
@@ -264,7 +264,7 @@ def test_a_pool_that_selects_nothing_selects_nothing(pool: InferencePool | None)
 
 
 def test_the_endpoints_of_several_pools_are_one_list_and_each_says_its_pools() -> None:
-    def of(pod: KubePod) -> tuple[Endpoint, ...]:
+    def of(pod: Pod) -> tuple[Endpoint, ...]:
         return pod_endpoints([pod], [8000])
 
     shared, own = of(read_pod("s", ip="10.0.0.2")), of(read_pod("o", ip="10.0.0.1"))

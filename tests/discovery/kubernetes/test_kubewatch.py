@@ -11,7 +11,7 @@ import pytest
 
 from extproc.discovery.kubernetes import kubewatch
 from extproc.discovery.kubernetes.kubewatch import ListWatch, WatchStats, WatchTimes
-from extproc.discovery.kubernetes.objects import KubePod, pods_query
+from extproc.discovery.kubernetes.objects import Pod, pods_query
 from extproc.discovery.kubernetes.objectstore import ApiError, error_of
 from tests.discovery.kubernetes.apimodel import GONE, Api, bookmark
 
@@ -85,7 +85,7 @@ class Played:
         self.told: list[list[str]] = []
         self.stats = WatchStats()
 
-    def take(self, pods: Collection[KubePod]) -> None:
+    def take(self, pods: Collection[Pod]) -> None:
         self.told.append(sorted(pod.metadata.name for pod in pods))
 
 

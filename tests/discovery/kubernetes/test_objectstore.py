@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.discovery.kubernetes.objects import (
-    KubePod,
+    Pod,
     objectives_query,
     pods_query,
     pool_query,
@@ -31,45 +31,45 @@ from tests.discovery.kubernetes.apimodel import (
 
 
 @pytest.fixture
-def store() -> ObjectStore[KubePod]:
+def store() -> ObjectStore[Pod]:
     store = ObjectStore(pods_query("app=vllm"))
     store.read_page(page(5, pod("a", 3, "1"), pod("b", 4, "2")), is_first=True)
     return store
 
 
-def test_a_list_is_what_there_is(store: ObjectStore[KubePod]) -> None:
+def test_a_list_is_what_there_is(store: ObjectStore[Pod]) -> None:
     assert state_of(store) == {"a": "1", "b": "2"}
     assert store.resource_version == "5"
 
 
-def test_a_list_takes_away_what_is_not_in_it(store: ObjectStore[KubePod]) -> None:
+def test_a_list_takes_away_what_is_not_in_it(store: ObjectStore[Pod]) -> None:
     assert store.read_page(page(9, pod("c", 8, "3")), is_first=True) == ""
     assert state_of(store) == {"c": "3"}
 
 
 @pytest.mark.parametrize("items", [[], None])
-def test_an_empty_list_empties(store: ObjectStore[KubePod], items: None | list[str]) -> None:
+def test_an_empty_list_empties(store: ObjectStore[Pod], items: None | list[str]) -> None:
     body = json.dumps({"metadata": {"resourceVersion": "9"}, "items": items}).encode()
     store.read_page(body, is_first=True)
 
     assert state_of(store) == {}
 
 
-def test_pages_count_when_the_last_has_come(store: ObjectStore[KubePod]) -> None:
+def test_pages_count_when_the_last_has_come(store: ObjectStore[Pod]) -> None:
     assert store.read_page(page(9, pod("c", 8, "3"), next_page="x"), is_first=True) == "x"
     assert state_of(store) == {"a": "1", "b": "2"}
     assert store.read_page(page(9, pod("d", 9, "4")), is_first=False) == ""
     assert state_of(store) == {"c": "3", "d": "4"}
 
 
-def test_a_list_that_is_begun_anew_forgets_its_first_pages(store: ObjectStore[KubePod]) -> None:
+def test_a_list_that_is_begun_anew_forgets_its_first_pages(store: ObjectStore[Pod]) -> None:
     store.read_page(page(9, pod("c", 8, "3"), next_page="x"), is_first=True)
     store.read_page(page(9, pod("d", 8, "4")), is_first=True)
 
     assert state_of(store) == {"d": "4"}
 
 
-def test_events_add_change_and_take_away(store: ObjectStore[KubePod]) -> None:
+def test_events_add_change_and_take_away(store: ObjectStore[Pod]) -> None:
     assert store.read_event(event("ADDED", pod("c", 6, "3")))
     assert store.read_event(event("MODIFIED", pod("a", 7, "9")))
     assert store.read_event(event("DELETED", pod("b", 8)))
@@ -77,14 +77,14 @@ def test_events_add_change_and_take_away(store: ObjectStore[KubePod]) -> None:
     assert store.resource_version == "8"
 
 
-def test_a_bookmark_moves_on_and_is_no_news(store: ObjectStore[KubePod]) -> None:
+def test_a_bookmark_moves_on_and_is_no_news(store: ObjectStore[Pod]) -> None:
     assert not store.read_event(bookmark(100))
     assert store.resource_version == "100"
     assert not store.read_event(bookmark(50))
     assert store.resource_version == "100"
 
 
-def test_what_is_older_than_known_is_passed_over(store: ObjectStore[KubePod]) -> None:
+def test_what_is_older_than_known_is_passed_over(store: ObjectStore[Pod]) -> None:
     store.read_event(event("DELETED", pod("a", 7)))
 
     assert not store.read_event(event("MODIFIED", pod("a", 6, "9")))
@@ -92,18 +92,18 @@ def test_what_is_older_than_known_is_passed_over(store: ObjectStore[KubePod]) ->
     assert state_of(store) == {"b": "2"}
 
 
-def test_the_end_of_what_is_not_known_is_no_news(store: ObjectStore[KubePod]) -> None:
+def test_the_end_of_what_is_not_known_is_no_news(store: ObjectStore[Pod]) -> None:
     assert not store.read_event(event("DELETED", pod("z", 7)))
     assert store.resource_version == "7"
 
 
-def test_versions_that_are_no_numbers_are_taken_as_they_come(store: ObjectStore[KubePod]) -> None:
+def test_versions_that_are_no_numbers_are_taken_as_they_come(store: ObjectStore[Pod]) -> None:
     assert store.read_event(event("MODIFIED", pod("a", "x1", "8")))
     assert store.read_event(event("MODIFIED", pod("a", "x0", "9")))
     assert (state_of(store)["a"], store.resource_version) == ("9", "x0")
 
 
-def test_a_410_says_that_it_is_gone_and_changes_nothing(store: ObjectStore[KubePod]) -> None:
+def test_a_410_says_that_it_is_gone_and_changes_nothing(store: ObjectStore[Pod]) -> None:
     with pytest.raises(ApiError, match="too old") as raised:
         store.read_event(GONE)
 
@@ -111,7 +111,7 @@ def test_a_410_says_that_it_is_gone_and_changes_nothing(store: ObjectStore[KubeP
     assert state_of(store) == {"a": "1", "b": "2"}
 
 
-def test_another_error_tells_how_long_to_wait(store: ObjectStore[KubePod]) -> None:
+def test_another_error_tells_how_long_to_wait(store: ObjectStore[Pod]) -> None:
     status = {"code": 429, "message": "busy", "details": {"retryAfterSeconds": 7}}
     with pytest.raises(ApiError) as raised:
         store.read_event(event("ERROR", status))
@@ -153,7 +153,7 @@ def test_a_refusal_tells_how_long_to_wait(header: str, rest_s: float) -> None:
         b'{"type":"ERROR","object":[]}',
     ],
 )
-def test_what_is_no_event_changes_nothing(store: ObjectStore[KubePod], line: bytes) -> None:
+def test_what_is_no_event_changes_nothing(store: ObjectStore[Pod], line: bytes) -> None:
     with pytest.raises(ApiError) as raised:
         store.read_event(line)
 
@@ -164,7 +164,7 @@ def test_what_is_no_event_changes_nothing(store: ObjectStore[KubePod], line: byt
 @pytest.mark.parametrize(
     "body", [b"", b"no", b"{}", b'{"metadata":{},"items":[{"metadata":{"name":1}}]}']
 )
-def test_what_is_no_list_changes_nothing(store: ObjectStore[KubePod], body: bytes) -> None:
+def test_what_is_no_list_changes_nothing(store: ObjectStore[Pod], body: bytes) -> None:
     with pytest.raises(ApiError, match="no list"):
         store.read_page(body, is_first=True)
 
