@@ -20,8 +20,8 @@ USUAL_KEPT = 31 / 32
 
 
 class PodLoad:
-    """The load of one endpoint. A caller that changes it writes the row with `settle`, once for all that
-    it changes at a time.
+    """The load of one endpoint. A caller that changes it writes the row with `settle`, once for all
+    that it changes at a time.
 
     Args:
         due: Called with the address once so much was sent there that its next report is due.
