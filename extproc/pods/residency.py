@@ -178,8 +178,8 @@ class Residency:
         that. O(1).
 
         Requests that were forgotten are counted off and change nothing else. `now` is when they
-        ended, which may lie in the past, not when the end was reported. `has_run` is False if the engine
-        surely did nothing for them: refused, no connection, 404.
+        ended, which may lie in the past, not when the end was reported. `has_run` is False if the
+        engine surely did nothing for them: refused, no connection, 404.
         """
         num_before = self.in_flight[adapter]
         if num_before > num:

@@ -6,6 +6,7 @@ They are not bound to an event loop: a process that was started in one can be st
 from __future__ import annotations
 
 import asyncio
+import atexit
 import errno
 import os
 import secrets
@@ -229,6 +230,12 @@ def free_port(count: int = 1) -> int:
             return first
         for claim in taken:
             claim.close()
+
+
+@atexit.register
+def _release() -> None:
+    while _claims:
+        _claims.pop().close()
 
 
 def _claim(port: int) -> socket.socket | None:
