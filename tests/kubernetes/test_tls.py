@@ -280,7 +280,7 @@ async def test_the_access_log_and_peers_speak_tls_too(everywhere: Everywhere) ->
         assert "not verified" not in router.log
 
 
-async def test_renewed_certificates_are_used_while_requests_are_served(everywhere: Everywhere) -> None:
+async def test_renewed_certificates_are_used_without_a_restart(everywhere: Everywhere) -> None:
     renewed = {
         secret: ssl.PEM_cert_to_DER_cert(
             await asyncio.to_thread(everywhere.authorities.write, secret)
