@@ -19,6 +19,7 @@ from tests.fakepods import running_pod
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.chart import CHART, no_helm, refusal, releases, rendered, texts
 from tests.kubernetes.manifests import MANIFESTS, Object, objects
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(no_helm()), reason=no_helm())]
 
@@ -177,7 +178,14 @@ async def test_the_chart_s_test_passes_where_a_router_has_pods_that_report() -> 
     async with running_pod() as pod_that_reports:
         static = {"discovery": {"static": [pod_that_reports.address]}}
         async with RouterProcess(static) as router:
-            assert await run(router) == (0, "The router has 1 pods, of which 0 do not report.\n")
+
+            async def is_passed() -> bool:  # once the pod has reported
+                return await run(router) == (
+                    0,
+                    "The router has 1 pods, of which 0 do not report.\n",
+                )
+
+            await eventually(is_passed)
     async with RouterProcess({"discovery": {"static": []}}) as router:
         assert await run(router) == (1, "The router has 0 pods, of which 0 do not report.\n")
 
