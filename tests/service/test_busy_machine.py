@@ -51,7 +51,8 @@ class Watched:
         return False
 
     async def is_usual(self) -> bool:
-        return await self.interval_s() == INTERVAL_S
+        # On a slow machine the budget of all pods may stretch it a little, too.
+        return 0 < await self.interval_s() <= 2 * INTERVAL_S
 
     async def send(self, channel: clients.Channel) -> None:
         while True:
