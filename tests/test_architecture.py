@@ -499,7 +499,7 @@ CEILINGS = {
     "config": 931,
     "service": 855,
     "plugins": 72,
-    "stack": 274,
+    "stack": 281,
     "lab": 6_061,
     "commands": 2_089,
     "address": 53,

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -45,7 +46,11 @@ if sys.platform == "linux":
 os.execvp(command[0], command)
 """
 _T = TypeVar("_T")
-_claims: list[socket.socket] = []
+_MAX_CLAIMS = 64
+"""Ports that are claimed at the same time: each takes a file descriptor, and a port that was given
+before so many others is listened on by now, or nobody needs it."""
+_claims: deque[socket.socket] = deque()
+_given_ports: set[int] = set()
 
 
 class StackError(Exception):
@@ -218,24 +223,28 @@ def bound_to_us(command: Sequence[str]) -> list[str]:
 def free_port(count: int = 1) -> int:
     """Return a TCP port of 127.0.0.1 on which nothing listens: the first of `count` in a row.
 
-    No other call gets one of them, in this or another process, while this process runs: many
-    choose at the same time, and a port is listened on only some time after it was chosen.
+    No other call of this process gets one of them, and none of another process before it is
+    listened on: many choose at the same time, and a port is listened on only some time later.
     """
     while True:
         first = _PORTS[secrets.randbelow(len(_PORTS) - count + 1)]
-        claims = [_claim(port) for port in range(first, first + count)]
-        taken = [claim for claim in claims if claim]
-        if len(taken) == count:
-            _claims.extend(taken)
+        ports = range(first, first + count)
+        if not _given_ports.isdisjoint(ports):
+            continue
+        claims = [claim for claim in map(_claim, ports) if claim]
+        if len(claims) == count:
+            _given_ports.update(ports)
+            _claims.extend(claims)
+            _release(_MAX_CLAIMS)
             return first
-        for claim in taken:
+        for claim in claims:
             claim.close()
 
 
 @atexit.register
-def _release() -> None:
-    while _claims:
-        _claims.pop().close()
+def _release(num_kept: int = 0) -> None:
+    while len(_claims) > num_kept:
+        _claims.popleft().close()
 
 
 def _claim(port: int) -> socket.socket | None:

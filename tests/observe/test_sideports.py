@@ -16,6 +16,7 @@ from extproc.config import Config
 from extproc.config.configfile import check_sections
 from extproc.envoy.health import HealthService
 from extproc.observe.sideports import HEALTH_LIMITS, SidePorts
+from extproc.stack.processes import free_port
 
 NAMES = ("", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor", "inference-extension")
 
@@ -139,12 +140,8 @@ async def test_the_metrics_port_has_metrics_and_nothing_of_the_admin_port() -> N
 
 
 async def test_an_address_in_use_leaves_nothing_open() -> None:
-    with socket.socket() as taken, socket.socket() as free:
-        for each in (taken, free):
-            each.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = free.getsockname()[1]
-        free.close()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = free_port()
         sides = ports(config(f"127.0.0.1:{port}", f"127.0.0.1:{taken.getsockname()[1]}"))
         with pytest.raises(OSError, match="in use"):
             await sides.start()

@@ -11,6 +11,7 @@ import pytest
 from grpc import aio
 
 from extproc.lab.fakepod.podserver import PodConfig, RunningPod
+from extproc.stack.processes import free_port
 from extproc.types import Choice, RequestInfo, Snapshot
 from tests import clients
 from tests.fakepods import running_pod
@@ -293,10 +294,8 @@ async def test_a_policy_that_fails_is_named_counted_and_replaced_by_the_fallback
 
 @pytest.mark.parametrize("section", ["admin.address", "admin.metrics_address"])
 async def test_a_start_that_fails_at_one_port_leaves_no_other_open(section: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as busy, socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        ours = unused.getsockname()
-        unused.close()
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        ours = "127.0.0.1", free_port()
         config = configuration([])
         config["server"]["address"] = f"127.0.0.1:{ours[1]}"
         config["admin"][section.removeprefix("admin.")] = f"127.0.0.1:{busy.getsockname()[1]}"

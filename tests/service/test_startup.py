@@ -22,6 +22,7 @@ from extproc.commands.epp import run
 from extproc.config.configfile import ConfigError
 from extproc.observe import logs
 from extproc.service.app import App
+from extproc.stack.processes import free_port
 from tests.commandline import invoke
 from tests.logs import warnings
 from tests.peers.peered import KEY_FILE
@@ -47,9 +48,7 @@ class Files:
     """
 
     def __init__(self, folder: Path, busy: int) -> None:
-        with socket.socket() as unused:
-            unused.bind(("127.0.0.1", 0))
-            self.free = unused.getsockname()[1]
+        self.free = free_port()
         pki = Pki(folder)
         self.folder, self.busy, self.ca = folder, busy, pki.ca
         self.cert, self.key = pki.issue("ours")

@@ -21,6 +21,7 @@ from extproc.adapters.stores.content import Medium, Stored
 from extproc.adapters.stores.directory import Directory
 from extproc.adapters.stores.sqlite import Sqlite
 from extproc.adapters.stores.store import Store
+from extproc.stack.processes import free_port
 from tests.builders import Clock
 
 KINDS = ("directory", "sqlite", "redis")
@@ -50,9 +51,7 @@ class RedisServer:
             pytest.skip("no redis-server, no valkey-server on PATH (Debian package redis-server)")
         self._program = program
         self._folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._process: subprocess.Popen[bytes] | None = None
 

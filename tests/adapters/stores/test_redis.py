@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -14,6 +13,7 @@ import pytest
 from extproc.adapters.stores.content import ConflictError, Medium, StoreError, StoreFullError
 from extproc.adapters.stores.writing import ANY_TAG
 from extproc.files.reading import read_key
+from extproc.stack.processes import free_port
 from tests.adapters.stores.cutter import Cut, Cutter
 from tests.adapters.stores.media import (
     KEY,
@@ -403,9 +403,7 @@ async def test_over_tls_the_authority_of_the_file_is_trusted_alone(
     (tmp_path / "other").mkdir()
     pki, other = Pki(tmp_path), Pki(tmp_path / "other")
     certificate, key = map(str, pki.issue("redis", "127.0.0.1"))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     server.kill()
     server.start(
         *("--tls-port", port, "--tls-ca-cert-file", str(pki.ca), "--tls-auth-clients", "no"),
