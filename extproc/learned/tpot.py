@@ -4,7 +4,7 @@ Envoy's access log has a response's bytes and times, but no tokens. An engine se
 for each token: an event whose text is a small part of it. So bytes / bytes a token is the number of
 tokens. Bytes a token are learned from responses whose tokens are known. By its endpoint's reports,
 each request that ran there got so many tokens between its first token and its end
-(`fleet.decoding`). That holds whoever else uses the endpoint, and whatever other responses look
+(`learned.decoding`). That holds whoever else uses the endpoint, and whatever other responses look
 like.
 
 They have to be learned. vLLM 0.32 sends 214 bytes for each token of a chat where it is idle and the

@@ -1,8 +1,8 @@
 """The next request, of all that are held.
 
 From the outside in: levels (`tickets.level`), then in a level the flow that was served least
-(`fairness`), in a flow the configured order (`orders`). A flow has the requests of one tenant, over
-all adapters and routes without a share of their own (`Claim._flow`).
+(`fairness`), in a flow the configured order (`tenantorder`). A flow has the requests of one tenant,
+over all adapters and routes without a share of their own (`Claim._flow`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The queue: requests that their policy held, until there is room for them.
 
 1. One order (`plan`): levels (priority and age), in a level the tenant that was served least, of
-   its requests the configured order (`orders`). Where too many wait, requests that cannot be in
-   time step back: they come after those that can be, but for each eighth place, and hold up nobody.
-   One with an objective of its own is refused once the queue's pace shows that it will be late.
+   its requests the configured order (`tenantorder`). Where too many wait, requests that cannot be
+   in time step back: they come after those that can be, but for each eighth place, and hold up
+   nobody. One with an objective of its own is refused once the queue's pace shows that it will be
+   late.
 2. A place goes to the first request in order that it fits (`offers`). Nobody polls: every event
    that frees room calls `freed`, and the policy is asked for one request after the other. Between
    two offers is a rest, so that they take a tenth of a core at most, requests that got an endpoint

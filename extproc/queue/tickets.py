@@ -25,7 +25,7 @@ class QueueSettings(Struct, frozen=True):
     """Settings of the queue.
 
     Attributes:
-        order: Of one flow: `in_time` or `first_come` (`orders`).
+        order: Of one flow: `in_time` or `first_come` (`tenantorder`).
         fair: Flows have turns, by the service that each got.
         ageing_s: So much waiting counts as one step of priority.
         slot_hold_s: For which a slot is kept for a request that waits, and those of lower

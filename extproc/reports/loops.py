@@ -1,4 +1,4 @@
-"""One endless loop of visits per endpoint: the rules that `scraper` and `vllm` share.
+"""One endless loop of visits per endpoint: the rules that `scraper` and `listings` share.
 
 1. The first visit is immediate, but few begin in one turn of the event loop. The following ones are
    spread by a random phase, so that many endpoints are not visited at the same moment.

@@ -27,7 +27,7 @@ class _Skipper:
     """
 
     has_ended = False
-    work = 0  # units of work done so far (`passes.WORK_PER_PASS`)
+    work = 0  # units of work done so far (`bodyslices.WORK_PER_PASS`)
     _is_escaped = False
 
     def _unescaped(self, piece: bytes) -> bytes:

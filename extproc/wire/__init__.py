@@ -10,8 +10,8 @@ carries import its contract, `rpc`.
    carries many streams, and costs one pass and one write.
 3. No exception leaves: any input of the peer ends in a response, a reset stream, or a GOAWAY and
    `is_over`. An exception of a session ends its own stream only.
-4. A table (`states`) says which frame is allowed in which state. The path of nearly every frame
-   checks one flag and skips the table.
+4. A table (`streamstates`) says which frame is allowed in which state. The path of nearly every
+   frame checks one flag and skips the table.
 5. The rule of RFC 9113 that a line implements is named above it by section number ("9113 6.9.1").
    docs/wire.md lists them with their tests.
 6. Everything that a peer can make us store or do has a limit in `Limits`, and is counted under a

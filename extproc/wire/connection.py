@@ -3,7 +3,7 @@
 `receive_pass` reads frames in place. Three kinds of frame make up nearly all traffic and are
 handled inline. They are HEADERS that open a stream, DATA with exactly one message, and the late
 RST_STREAM of an answered stream. Everything else, and every unusual case of these, goes through
-`dispatch` and the table in `states`.
+`dispatch` and the table in `streamstates`.
 """
 
 from __future__ import annotations

@@ -4,6 +4,6 @@ Begin with `source`, which puts it together; `apiserver` follows lists of one AP
 writes what became of declarations.
 
 The rest has no I/O. `objects` has the fields of a Pod, an EndpointSlice and an InferencePool, and
-the queries for them. `endpoints` makes endpoints of them. `store` holds the last known state of one
-list.
+the queries for them. `endpoints` makes endpoints of them. `objectstore` holds the last known state
+of one list.
 """
