@@ -17,7 +17,7 @@ from bench.hotpath import DrivenLoop
 from extproc.config.configfile import parse_config
 from extproc.config.liveconfig import LiveConfig
 from extproc.lab.fakepod.formats import model_list
-from extproc.pods.accounting import DecisionRecord
+from extproc.pods.completion import DecisionRecord
 from extproc.routing.policies import LeastPending
 from extproc.service.adminport import make_feed
 from extproc.service.clocks import Clocks

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from math import inf
 from typing import Any
 
-from extproc.pods.accounting import Completion
+from extproc.pods.completion import Completion
 from extproc.pods.flights import Trust
 from extproc.pods.listeners import PickObserver
 from extproc.pods.peerpicks import pick_ids

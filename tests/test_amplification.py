@@ -46,7 +46,7 @@ from extproc.gen.peers_pb2 import PeerMessage
 from extproc.peers import link
 from extproc.peers.peermessages import decode as decode_picks
 from extproc.peers.peermessages import decode_adapters
-from extproc.pods.accounting import Completion
+from extproc.pods.completion import Completion
 from extproc.pods.pool import Pool
 from extproc.reports import exposition
 from extproc.reports.engines import PROFILES

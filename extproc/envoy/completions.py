@@ -38,7 +38,7 @@ from extproc.bounds import (
 from extproc.learned.evidence import FULL_STATUSES, Evidence, by_status
 from extproc.meters import Meters
 from extproc.passes import PassTurns, TimerHandle, make_all
-from extproc.pods.accounting import Completion
+from extproc.pods.completion import Completion
 from extproc.protocol import PICK_ID_KEY, PICK_NAMESPACE
 from extproc.types import Outcome
 from extproc.wire.rpc import Call, Code, Metadata, Method, Session

@@ -13,7 +13,8 @@ from extproc.learned.evidence import FAILURES, Evidence, StreamEnd
 from extproc.learned.outliers import Outliers
 from extproc.phrases import listed
 from extproc.pods.accesslogs import STILL_S
-from extproc.pods.accounting import Accounting, Completion, PickEnded
+from extproc.pods.accounting import Accounting
+from extproc.pods.completion import Completion, PickEnded
 from extproc.types import Outcome, Pick
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from extproc.bounds import plain
-from extproc.pods.accounting import Completion
+from extproc.pods.completion import Completion
 from extproc.types import Outcome, Rejection
 
 WINDOW_S = 60.0

@@ -8,7 +8,7 @@ from typing import Any
 from extproc.gen import decisions_pb2
 from extproc.observe.explanation import describe_result, explain
 from extproc.observe.outcomes import describe_outcome, tell_outcome
-from extproc.pods.accounting import DecisionRecord
+from extproc.pods.completion import DecisionRecord
 from extproc.types import Pick
 
 

@@ -27,8 +27,8 @@ from typing import Any
 from extproc.observe.decisionmessages import describe, encode, encode_end, time_text
 from extproc.observe.watcher import Watcher, is_about
 from extproc.phrases import short
-from extproc.pods.accounting import DecisionRecord, PickEnd
 from extproc.pods.columns import Candidates
+from extproc.pods.completion import DecisionRecord, PickEnd
 from extproc.types import Pick
 from extproc.wire.rpc import Call, Metadata, Method, Session
 

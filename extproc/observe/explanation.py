@@ -14,7 +14,7 @@ from typing import Any
 
 from extproc.bounds import MAX_DURATION_S, between, plain, whole
 from extproc.phrases import SHOWN_S, held, pending, pod_name, score, short, shortened, whereabouts
-from extproc.pods.accounting import DecisionRecord
+from extproc.pods.completion import DecisionRecord
 from extproc.routing.policies import BUILT_IN
 from extproc.routing.policies.ranking import at_random
 from extproc.types import EndpointView, Pick, Rejection, Snapshot

@@ -20,7 +20,7 @@ from prometheus_client.metrics_core import Metric
 
 from extproc.observe.attainment import CappedLabel
 from extproc.observe.counters import Histograms
-from extproc.pods.accounting import PickEnded
+from extproc.pods.completion import PickEnded
 from extproc.types import Outcome
 
 MAX_UNCOUNTED = 2048

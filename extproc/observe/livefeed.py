@@ -23,7 +23,7 @@ from extproc.observe.explanation import explain
 from extproc.observe.outcomes import tell_outcome
 from extproc.observe.telemetry import Telemetry, Totals
 from extproc.phrases import shortened
-from extproc.pods.accounting import DecisionRecord
+from extproc.pods.completion import DecisionRecord
 from extproc.types import EndpointView, ModelCard, Pick, Snapshot
 
 MAX_PODS = 100

@@ -10,7 +10,7 @@ from typing import Any
 
 from extproc.bounds import MAX_ATTEMPTS, MAX_DURATION_S, MAX_STATUS, between, plain, whole
 from extproc.phrases import duration, short
-from extproc.pods.accounting import Completion, DecisionRecord, PickEnd, first_token_s
+from extproc.pods.completion import Completion, DecisionRecord, PickEnd, first_token_s
 from extproc.types import Outcome, Pick
 
 MAX_TEXT_CHARS = 1024

@@ -15,7 +15,7 @@ from extproc.observe.decisions import DecisionsService
 from extproc.observe.observers import Observers
 from extproc.observe.telemetry import Telemetry
 from extproc.paths import normalize_path, path_label
-from extproc.pods.accounting import DecisionRecord, PickEnd, PickEnded
+from extproc.pods.completion import DecisionRecord, PickEnd, PickEnded
 from extproc.queue import Ticket
 from extproc.tenancy import Claim
 from extproc.types import Outcome, Pick, Rejection

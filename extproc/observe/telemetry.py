@@ -34,7 +34,7 @@ from extproc.observe.counters import Counter, Histogram, labelled
 from extproc.observe.endpointmetrics import endpoint_families
 from extproc.observe.explanation import chosen_terms
 from extproc.observe.latencies import Latencies
-from extproc.pods.accounting import PickEnded
+from extproc.pods.completion import PickEnded
 from extproc.queue import Ticket
 from extproc.tenancy import Claim
 from extproc.types import Outcome, Pick, Reason, Rejection, Snapshot, Wait

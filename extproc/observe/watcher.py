@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from google.protobuf.message import DecodeError
 
 from extproc.gen import decisions_pb2
-from extproc.pods.accounting import DecisionRecord
+from extproc.pods.completion import DecisionRecord
 from extproc.types import Pick, Rejection
 from extproc.wire.rpc import Call, Code
 

@@ -22,19 +22,27 @@ from typing import Protocol
 from msgspec import Struct
 
 from extproc.costs import BYTES_PER_TOKEN
-from extproc.learned.cachesize import MIN_STREAM_S
 from extproc.learned.comparison import HOLLOW_BYTES
 from extproc.learned.evidence import Evidence, StreamEnd, likeness
 from extproc.learned.tpot import Tpots
-from extproc.paths import FIRST_TOKEN_PATHS, GENERATING_PATHS, NO_PATH, RESPONSES_PATH
+from extproc.paths import GENERATING_PATHS, NO_PATH, RESPONSES_PATH
 from extproc.pods.accesslogs import AccessLogs
+from extproc.pods.completion import (
+    Completion,
+    PickEnded,
+    came_at_once,
+    first_token_s,
+    has_run,
+    is_at_once,
+    was_given_up,
+)
 from extproc.pods.flights import Trust
 from extproc.pods.peerpicks import router_of
 from extproc.pods.podrequests import Flight
 from extproc.pods.pool import InFlight, Pool
 from extproc.pods.servers import Servers
 from extproc.reports.orca import parse_orca
-from extproc.types import Outcome, Pick, Rejection
+from extproc.types import Outcome, Pick
 
 UNANSWERED_S = 5.0
 """Wait for the first byte of a response after which it tells of the endpoint that its client
@@ -42,82 +50,6 @@ leaves."""
 _OK, _NOT_FOUND, _TIMED_OUT = 200, 404, 504
 _SERVED, _FAILED = Evidence.SERVED, Evidence.FAILED
 _CANCELLED = Outcome.CANCELLED  # to look up a member takes 0.1 us
-
-
-class DecisionRecord(Struct, gc=False):
-    """One decision, its time, and how it ended once that is known."""
-
-    decision: Pick | Rejection
-    wall_s: float
-    seconds: float  # time to decide; 0 for an error that needed no choice
-    request_id: str = ""  # this and the path for a rejection alone, as a pick has its own
-    path: str = ""
-    end: PickEnd | None = None  # None while it has not ended, and for a rejection
-    end_number: int = 0  # of ends since the start of the process, from 1
-
-    def finish(self, end: PickEnd, number: int) -> None:
-        """Record how the pick ended."""
-        self.end, self.end_number = end, number
-
-
-class Completion(Struct, frozen=True, gc=False):
-    """How one request ended, by Envoy's access log; its numbers within the bounds of `bounds`.
-
-    Times are seconds from the request's arrival, None where they are unknown.
-
-    Attributes:
-        pick_id: The pick's id from the metadata; "" for a request without a pick, or one whose
-            metadata was lost.
-        is_from_endpoint: The response is the endpoint's own, not made by Envoy. With status 404
-            the endpoint may not have the model.
-        lag_s: From the end of the request to the arrival of this entry; 0 where the clocks of
-            Envoy and this host disagree by more than that, `MAX_LAG_S` at most.
-        first_body_byte_s: First byte of the response's body; `first_byte_s` where Envoy is not
-            configured to log it.
-        shows_first_token: `first_body_byte_s` is the first token's of a streamed response. Headers
-            come before it.
-    """
-
-    pick_id: str
-    request_id: str  # `x-request-id` where `pick_id` is "", or ""
-    address: str  # of the endpoint that served it last; "" if none did
-    status: int  # HTTP status for the client; 0 if it left before there was one
-    outcome: Outcome  # never EXPIRED
-    is_from_endpoint: bool
-    first_byte_s: float | None  # first byte of the endpoint's response
-    duration_s: float | None  # last byte of the response
-    attempts: int  # upstream attempts, retries included
-    lag_s: float
-    orca: str  # the load report in the response's header, unparsed; "" where there is none
-    first_body_byte_s: float | None
-    shows_first_token: bool = True
-    verdict: Evidence = Evidence.NONE  # the evidence about the endpoint of the last attempt
-    body_bytes: int = 0  # of the response's body, as far as it was sent
-
-
-class PickEnd(Struct, frozen=True, gc=False):
-    """How a pick ended.
-
-    Attributes:
-        wall_s: When the router heard of it.
-        completion: The access log's entry; None where the end was reported in another way.
-    """
-
-    outcome: Outcome
-    wall_s: float
-    completion: Completion | None = None
-
-
-class PickEnded(Struct, frozen=True, gc=False):
-    """A pick that an entry of the access log has ended, for those who learn and observe.
-
-    Attributes:
-        ttft_s: As `first_token_s` has it.
-    """
-
-    pick: Pick
-    completion: Completion
-    ttft_s: float | None
 
 
 class EndSource(StrEnum):
@@ -258,13 +190,13 @@ class Accounting:
         pick_id = completion.pick_id or pool.flights.pick_id_of(completion.request_id) or ""
         verdict, address = completion.verdict, completion.address
         is_short = completion.body_bytes < HOLLOW_BYTES
-        if verdict is not _SERVED or (is_short and _is_at_once(completion)):
+        if verdict is not _SERVED or (is_short and is_at_once(completion)):
             verdict = self._verdict(completion, pick_id, ended_s)
         flight = pool.flights.finish(
             pick_id,
             now=ended_s,
             reported_at_s=now,
-            has_run=_has_run(completion),
+            has_run=has_run(completion),
             verdict=verdict,
             address=address,
             num_attempts=completion.attempts,
@@ -328,10 +260,10 @@ class Accounting:
         since_s = flight.started_at_s
         if streamed_s is not None:
             since_s = ended_s - streamed_s
-        elif not _was_given_up(completion):
+        elif not was_given_up(completion):
             if completion.status != _OK:
                 return 0.0
-            if _came_at_once(completion, request.path):
+            if came_at_once(completion, request.path):
                 return num_bytes / BYTES_PER_TOKEN
             if request.path != RESPONSES_PATH:  # whose bytes say nothing of tokens
                 return None
@@ -408,20 +340,6 @@ def _if_long(verdict: Evidence, flight: InFlight, ended_s: float) -> Evidence:
     return verdict if ended_s - flight.started_at_s >= UNANSWERED_S else Evidence.NONE
 
 
-def _has_run(completion: Completion) -> bool:
-    """Return whether the engine can have worked on the request: reached, and not refused."""
-    if completion.outcome is _CANCELLED:
-        return completion.status != _NOT_FOUND  # 499 is not the endpoint's
-    return completion.first_byte_s is not None and not 400 <= completion.status < 500
-
-
-def _was_given_up(completion: Completion) -> bool:
-    """Return whether the engine may have worked for all the time, and nobody saw the result: the
-    client left, or the data plane had waited for as long as it does."""
-    is_late = completion.status == _TIMED_OUT and not completion.is_from_endpoint
-    return completion.address != "" and (completion.outcome is _CANCELLED or is_late)
-
-
 def _bounded(flight: InFlight, num_tokens: float | None, seconds: float) -> float | None:
     """Return the tokens that a request got at most in so many seconds, where so many came to others
     that ran there meanwhile; None where that is not known either."""
@@ -433,31 +351,3 @@ def _bounded(flight: InFlight, num_tokens: float | None, seconds: float) -> floa
     if request._max_tokens is not None:
         num_tokens = min(num_tokens, max(1, request._max_tokens))
     return num_tokens * request.num_sequences
-
-
-def first_token_s(completion: Completion, path: str) -> float | None:
-    """Return the time from a request's arrival to the first token of its streamed response.
-
-    None for a response that was not streamed, has another status than 200, or whose first token the
-    access log does not show.
-    """
-    first_s, end_s = completion.first_body_byte_s, completion.duration_s
-    if completion.status != _OK or not completion.shows_first_token:
-        return None
-    if first_s is None or end_s is None or end_s - first_s < MIN_STREAM_S:
-        return None
-    return first_s if path in FIRST_TOKEN_PATHS else None
-
-
-def _is_at_once(completion: Completion) -> bool:
-    """Return whether all of a response came at the same time, as far as is known."""
-    first_s, end_s = completion.first_body_byte_s, completion.duration_s
-    return first_s is None or end_s is None or end_s - first_s < MIN_STREAM_S
-
-
-def _came_at_once(completion: Completion, path: str) -> bool:
-    """Return whether a response is one of text that was not streamed."""
-    if completion.first_body_byte_s is None or completion.duration_s is None:
-        return False
-    is_shown = completion.shows_first_token and path in FIRST_TOKEN_PATHS
-    return is_shown and _is_at_once(completion)

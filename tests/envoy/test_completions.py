@@ -15,7 +15,7 @@ from extproc.bounds import MAX_ATTEMPTS, MAX_DURATION_S, MAX_LAG_S, MAX_STATUS
 from extproc.envoy.completions import ENTRIES_A_PASS, MAX_PUT_OFF, CompletionService
 from extproc.learned.evidence import Evidence
 from extproc.passes import PassTurns
-from extproc.pods.accounting import Completion
+from extproc.pods.completion import Completion
 from extproc.types import Outcome
 from extproc.wire.rpc import Code
 from tests.wire.fake_call import FakeCall, begin

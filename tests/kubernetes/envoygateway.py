@@ -29,6 +29,7 @@ from tests.kubernetes.apiserver import (
     missing_programs,
 )
 from tests.kubernetes.network import missing_rights, own_network
+from tests.waiting import eventually
 
 SYSTEM = "envoy-gateway-system"
 CONTROLLER_NAME = "gateway.envoyproxy.io/gatewayclass-controller"
@@ -173,16 +174,24 @@ def _rows(about: str, told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 class Proxy(ChildProcess):
-    """The Envoy of a Gateway, by the arguments that the controller gave its container."""
+    """The Envoy of a Gateway, by the arguments that the controller gave its container; it is the
+    Gateway's one pod, which has this address."""
 
-    def __init__(self, controller: Controller, namespace: str) -> None:
+    def __init__(self, controller: Controller, namespace: str, address: str) -> None:
         super().__init__("proxy")
         self._controller = controller
-        self._namespace = namespace
+        self._namespace, self._address = namespace, address
         self.arguments: list[str] = []
 
     async def start(self) -> None:
-        """Return once it is ready; then it has everything that the controller sent."""
+        """Start it as soon as the controller asks for it, and return once it is ready; then it has
+        everything that the controller sent."""
+
+        async def is_asked_for() -> bool:
+            write = self._controller.write_infrastructure
+            return await asyncio.to_thread(write, self._namespace, self._address)
+
+        await eventually(is_asked_for, within_s=WITHIN_S, every_s=0.5)
         self.arguments = await asyncio.to_thread(self._arguments)
         more = ("--disable-hot-restart", "--concurrency", "1")
         self.spawn([find_envoy(), *self.arguments, *more])

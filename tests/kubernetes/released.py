@@ -23,11 +23,10 @@ from tests.e2e.forwarder import Switch
 from tests.e2e.harness import RouterProcess
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.envoygateway import WITHIN_S, Controller, Proxy
+from tests.kubernetes.envoygateway import Controller, Proxy
 from tests.kubernetes.installed import PROXY, ROUTERS, address_of, put_pods, put_routers
 from tests.kubernetes.manifests import MANIFESTS
 from tests.pages import blocks
-from tests.waiting import eventually
 
 ROOT = MANIFESTS.parent
 NAMESPACE = "llm"
@@ -122,12 +121,7 @@ async def run_release(
     for router in routers:
         stack.push_async_callback(router.close)
     await asyncio.gather(*(router.start() for router in routers))
-
-    async def is_there() -> bool:
-        return await asyncio.to_thread(controller.write_infrastructure, NAMESPACE, PROXY)
-
-    await eventually(is_there, within_s=WITHIN_S, every_s=0.5)
-    proxy = Proxy(controller, NAMESPACE)
+    proxy = Proxy(controller, NAMESPACE, PROXY)
     stack.push_async_callback(proxy.close)
     await proxy.start()
     return routers, proxy

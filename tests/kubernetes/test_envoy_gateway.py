@@ -141,12 +141,7 @@ async def installed(
         for router in routers:
             stack.push_async_callback(router.close)
         await asyncio.gather(*(router.start() for router in routers))
-
-        async def is_there() -> bool:
-            return await asyncio.to_thread(controller.write_infrastructure, namespace, PROXY)
-
-        await eventually(is_there, within_s=WITHIN_S, every_s=0.5)
-        proxy = Proxy(controller, namespace)
+        proxy = Proxy(controller, namespace, PROXY)
         stack.push_async_callback(proxy.close)
         await proxy.start()
         http = await stack.enter_async_context(aiohttp.ClientSession())

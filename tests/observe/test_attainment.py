@@ -15,7 +15,7 @@ from extproc.observe.attainment import (
     Attainment,
     CappedLabel,
 )
-from extproc.pods.accounting import Completion
+from extproc.pods.completion import Completion
 from extproc.rejections import model_not_found, no_endpoints, saturated
 from extproc.types import Outcome, Rejection
 from tests.builders import completion

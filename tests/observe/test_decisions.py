@@ -23,8 +23,8 @@ from extproc.observe.decisionmessages import describe, encode
 from extproc.observe.decisions import MAX_PER_PASS, MAX_SHARE, MIN_BEHIND, DecisionsService
 from extproc.observe.watcher import MAX_FILTER_MODELS, MAX_REQUEST_BYTES
 from extproc.openai import MAX_MODEL_BYTES
-from extproc.pods.accounting import DecisionRecord, PickEnd
 from extproc.pods.columns import Candidates
+from extproc.pods.completion import DecisionRecord, PickEnd
 from extproc.types import EndpointView, Outcome, Pick, Reason, Rejection, RequestInfo
 from extproc.wire.rpc import Code, Session
 from tests.wire.fake_call import FakeCall, begin

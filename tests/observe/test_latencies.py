@@ -16,7 +16,7 @@ from extproc.observe.counters import Histogram, Histograms
 from extproc.observe.latencies import MAX_PODS_WITH_BUCKETS, MAX_UNCOUNTED, Latencies
 from extproc.observe.telemetry import Telemetry
 from extproc.paths import RESPONSES_PATH
-from extproc.pods.accounting import PickEnded, first_token_s
+from extproc.pods.completion import PickEnded, first_token_s
 from extproc.types import Outcome, Pick
 from tests.builders import address, completion, endpoint_view, pick, request, snapshot
 

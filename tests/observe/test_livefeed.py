@@ -18,7 +18,7 @@ from extproc.observe.decisions import DecisionsService
 from extproc.observe.livefeed import MAX_ADAPTERS, MAX_DECISIONS, MAX_PODS, LiveFeed
 from extproc.observe.telemetry import Telemetry
 from extproc.passes import last
-from extproc.pods.accounting import DecisionRecord, PickEnd
+from extproc.pods.completion import DecisionRecord, PickEnd
 from extproc.queue import HoldQueue, Ticket
 from extproc.queue.status import describe_queue
 from extproc.rejections import saturated

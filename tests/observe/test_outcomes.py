@@ -12,7 +12,7 @@ from extproc.gen.client.extproc import v1
 from extproc.observe.decisionmessages import describe, encode, encode_end
 from extproc.observe.decisions import MIN_BEHIND, DecisionsService
 from extproc.observe.outcomes import tell_outcome
-from extproc.pods.accounting import DecisionRecord, PickEnd
+from extproc.pods.completion import DecisionRecord, PickEnd
 from extproc.rejections import saturated
 from extproc.types import Outcome, Pick
 from extproc.wire.rpc import Code

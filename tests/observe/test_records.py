@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from extproc.bounds import MAX_DURATION_S
 from extproc.observe.explanation import MAX_TEXT_CHARS, describe_result
-from extproc.pods.accounting import DecisionRecord
+from extproc.pods.completion import DecisionRecord
 from extproc.rejections import late, no_endpoints, saturated
 from extproc.types import Reason, Rejection
 from tests.builders import endpoint_view, pick, request

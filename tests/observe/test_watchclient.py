@@ -26,7 +26,7 @@ from extproc.observe.watchclient import (
     render,
     watch,
 )
-from extproc.pods.accounting import DecisionRecord, PickEnd
+from extproc.pods.completion import DecisionRecord, PickEnd
 from extproc.types import EndpointView, Outcome, Pick, Reason, Rejection, RequestInfo
 from extproc.wire.rpc import Call, Code, Metadata, Method
 from tests.builders import completion

@@ -12,13 +12,8 @@ from msgspec.structs import replace
 from extproc.costs import Costs
 from extproc.learned.evidence import Evidence, StreamEnd
 from extproc.peers.relay import Relay
-from extproc.pods.accounting import (
-    UNANSWERED_S,
-    Accounting,
-    AccountingSettings,
-    EndSource,
-    PickEnded,
-)
+from extproc.pods.accounting import UNANSWERED_S, Accounting, AccountingSettings, EndSource
+from extproc.pods.completion import PickEnded
 from extproc.pods.listeners import Nobody
 from extproc.pods.pool import Pool, PoolSettings
 from extproc.pods.serverflags import ServerFlags

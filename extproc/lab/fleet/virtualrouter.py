@@ -17,7 +17,8 @@ from extproc.lab.workload.requests import Arrival, Tenant
 from extproc.lab.workload.running import FlightState, LabFlight
 from extproc.learned.evidence import Evidence
 from extproc.learned.prefixes import MARKS_BYTES
-from extproc.pods.accounting import Accounting, Completion
+from extproc.pods.accounting import Accounting
+from extproc.pods.completion import Completion
 from extproc.pods.peerpicks import pick_ids
 from extproc.pods.pool import Pool, PoolSettings
 from extproc.queue import HoldQueue
