@@ -224,7 +224,7 @@ def free_port(count: int = 1) -> int:
     """Return a TCP port of 127.0.0.1 on which nothing listens: the first of `count` in a row.
 
     No other call of this process gets one of them, and none of another process before it is
-    listened on: many choose at the same time, and a port is listened on only some time later.
+    listened on. For many choose at the same time, and a port is listened on only some time later.
     """
     while True:
         first = _PORTS[secrets.randbelow(len(_PORTS) - count + 1)]
