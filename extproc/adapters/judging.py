@@ -221,15 +221,25 @@ def _problem(
 
 
 def _why_nowhere(book: Book, kept: Kept) -> tuple[Failure, str, str] | None:
-    """Return why no pod can take an adapter; None where no pod is up."""
-    usable = [pod for pod in book.fleet.pods.values() if pod.is_usable]
+    """Return why no pod can take an adapter; None where one may that is not up."""
+    pods = book.fleet.pods.values()
+    usable = [pod for pod in pods if pod.is_usable]
     for pod in usable:
         if pod.refusal is not None:
             failure, message, _ = pod.refusal
             return failure, pod.state.address, message
-    if not usable:
+    if not usable or any(not pod.is_usable and _may_fit(kept, pod) for pod in pods):
         return None
     return Failure.UNFIT, "", _misfit(kept)
+
+
+def _may_fit(kept: Kept, pod: PodHistory) -> bool:
+    """Return whether a pod may take an adapter once it is up, as far as it is known."""
+    declared = kept.declaration
+    if pod.state.max_loras == 0 or not is_of(pod, declared.pools):
+        return False
+    is_of_base = not declared.base or declared.base in pod.bases
+    return not pod.is_known or (is_of_base and _fits(kept, pod))
 
 
 def _missing(book: Book, kept: Kept, num: int) -> tuple[str, ...]:

@@ -48,6 +48,44 @@ def test_adapters_go_to_pods_with_their_base_model() -> None:
     assert "mistral" in world.status("none").message
 
 
+@pytest.mark.parametrize(
+    ("declaration", "pod"),
+    [
+        (Declaration("a", base="llama"), FakePod(TWO, base="llama", models={"a": "/a"})),
+        (Declaration("a", "/a", base="llama"), FakePod(TWO, base="llama")),
+        (Declaration("a", "/a", rank=64), FakePod(TWO, max_rank=64)),
+        (Declaration("a", "/a", pools=frozenset({"b"})), FakePod(TWO, pools=frozenset({"b"}))),
+    ],
+)
+def test_an_adapter_that_only_a_pod_that_is_not_up_may_have_is_waited_for(
+    declaration: Declaration, pod: FakePod
+) -> None:
+    other = FakePod(ONE, max_rank=8, pools=frozenset({"a"}))
+    world = World([other, pod])
+    world.declare(declaration)
+    world.run(10)
+    assert world.state("a") is AdapterState.READY
+    pod.is_up = False
+    world.held = ["a"]
+    world.run(10)
+    assert (world.state("a"), world.status("a").reason) == (AdapterState.LOADING, None)
+
+    del world.pods[TWO]
+    world.run(10)
+    assert (world.state("a"), world.status("a").reason) == (AdapterState.FAILED, Failure.UNFIT)
+
+
+def test_a_pod_that_has_listed_nothing_yet_may_have_any_adapter_of_its_pools() -> None:
+    starts = FakePod(TWO, is_up=False, pools=frozenset({"a"}))
+    world = World([FakePod(ONE, pools=frozenset({"a"})), starts])
+    world.declare(
+        Declaration("x", base="llama", load=LoadMode.LAZY),
+        Declaration("y", "/y", load=LoadMode.LAZY, pools=frozenset({"b"})),
+    )
+    world.run(10)
+    assert (world.state("x"), world.state("y")) == (AdapterState.COLD, AdapterState.FAILED)
+
+
 def test_a_pod_whose_version_mixes_weights_loads_nothing_while_it_has_requests() -> None:
     pod = FakePod(ONE, unsafe_version="0.25.1", num_base=1)
     world = World([pod]).declared(Declaration("a", "/a"), for_s=10)
