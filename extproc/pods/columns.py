@@ -38,19 +38,11 @@ _FEW = 4
 """Rows that a decision looks at because an adapter is loaded there."""
 
 
-class AdapterNumbers(Protocol):
-    """Those of an endpoint."""
-
-    def arrange(self) -> Resident:
-        """Return which are resident."""
-
-
 class ColumnSource(Protocol):
     """The load of an endpoint, which keeps its row true."""
 
-    @property
-    def adapters(self) -> AdapterNumbers:
-        """Those there."""
+    def arrange(self) -> Resident:
+        """Return which adapters are resident."""
 
     def fields(self) -> Mapping[str, Any]:
         """Return what a view has of the load beside what columns have."""
@@ -143,19 +135,36 @@ class Columns:
             pending = pending.copy()
             self._states[row] = resident, pending
         if num:
-            self._running.setdefault(adapter, {})[row] = num
+            running = self._running.get(adapter)
+            if running is None:
+                running = self._running[adapter] = {}
+            running[row] = num
             if adapter not in pending:
-                self._begin(row, adapter)
+                used = self.num_used[row]
+                if used < self.num_slots[row]:
+                    self.all_free -= 1
+                self.num_used[row] = used + 1
+                loaded = self._loaded[row]
+                if adapter not in loaded:
+                    loaded.add(adapter)
+                    self._holders.setdefault(adapter, set()).add(row)
             pending[adapter] = num
         elif adapter in pending:
-            self._end(row, adapter)
+            running = self._running[adapter]
+            del running[row]
+            if not running:
+                del self._running[adapter]
+            used = self.num_used[row]
+            if used <= self.num_slots[row]:
+                self.all_free += 1
+            self.num_used[row] = used - 1
             del pending[adapter]
             if adapter not in resident[0] and adapter not in resident[1]:
                 self.moved.add(row)
 
     def look(self, row: int) -> None:
         """Learn what is resident at a row."""
-        resident = self._sources[row].adapters.arrange()
+        resident = self._sources[row].arrange()
         before, pending = self._states[row]
         if resident != before:
             self._states[row] = resident, pending
@@ -295,26 +304,6 @@ class Columns:
             self.all_slots += num_slots - slots_before
             self.all_free += max(0, num_slots - used) - max(0, slots_before - used)
             self.num_slots[row] = num_slots
-
-    def _begin(self, row: int, adapter: str) -> None:
-        used = self.num_used[row]
-        if used < self.num_slots[row]:
-            self.all_free -= 1
-        self.num_used[row] = used + 1
-        loaded = self._loaded[row]
-        if adapter not in loaded:
-            loaded.add(adapter)
-            self._holders.setdefault(adapter, set()).add(row)
-
-    def _end(self, row: int, adapter: str) -> None:
-        rows = self._running[adapter]
-        del rows[row]
-        if not rows:
-            del self._running[adapter]
-        used = self.num_used[row]
-        if used <= self.num_slots[row]:
-            self.all_free += 1
-        self.num_used[row] = used - 1
 
 
 def _view(

@@ -90,7 +90,7 @@ class Views:
     def _replace(self, columns: Columns, pod: EndpointState, now: float) -> None:
         """Make an endpoint's row at `now`."""
         row, health, load = pod.row, pod.health, pod.load
-        facts, ours, foreign = row.facts, pod.adapters.residency.in_flight, load.foreign.adapters
+        facts, ours, foreign = row.facts, pod.load.residency.in_flight, load.foreign.adapters
         if facts is None or now > row.facts_until_s:
             facts = row.facts = self._facts(pod, now)
         pending = {**foreign, **ours} if row.is_known and foreign else {**ours}
@@ -126,7 +126,7 @@ class Views:
         if report is None or not is_known:
             # Only what routers have sent counts, and what the engine had at its start.
             report = LoadReport(max_loras=report.max_loras if report else None)
-            pod.adapters.residency.lapse()
+            pod.load.residency.lapse()
         endpoint, traits = pod.endpoint, pod.traits
         is_awake = not is_asleep and pod.health.died_at_s is None
         return EndpointView(
