@@ -83,7 +83,10 @@ class Prompts:
         at_s: float,
         now: float,
     ) -> None:
-        """Add the prompts of `num` requests that were sent at `at_s`, and one load."""
+        """Add the prompts of `num` requests that were sent at `at_s`, unless they are old, and one
+        load."""
+        if now - at_s > MAX_AGE_S:
+            return
         self._ahead[pick_id] = _Prompt(at_s, num_bytes, load_s, num)
         num_bytes *= num
         self._ahead_bytes += num_bytes
@@ -159,10 +162,14 @@ class Prompts:
             self._take(first_tokens - before - self._num_counted)
         self._first_tokens, self._num_counted = first_tokens, 0
         most = report.num_waiting + min(1, report.num_running)
-        seen_by_s = asked_at_s - UNSEEN_S
-        num_seen = sum(each.num for each in self._ahead.values() if each.sent_at_s <= seen_by_s)
-        self._take(num_seen - most)
-        self.bound(now)
+        seen_by_s, num_seen = asked_at_s - UNSEEN_S, 0
+        for prompt in self._ahead.values():
+            if prompt.sent_at_s <= seen_by_s:
+                num_seen += prompt.num
+        if num_seen > most:
+            self._take(num_seen - most)
+        if self.done_s > now:
+            self.bound(now)
         num_waiting = report.num_waiting - (report.num_deferred or 0)
         if num_waiting > 0:
             waits_s = asked_at_s + self._newest_s(num_waiting, asked_at_s)

@@ -80,8 +80,8 @@ class EndpointState:
             is_new: Its process is.
         """
         load, reports, before_s = self.load, self.reports, self.reports.reported_at_s
-        num_since = self.ours.num_since
-        foreign, prompts, residency = load.foreign, load.prompts, self.load.residency
+        num_since, num_known = self.ours.num_since, load.num_known
+        foreign, prompts, residency = load.foreign, load.prompts, load.residency
         load.room.reported(
             report,
             num_since,
@@ -90,12 +90,9 @@ class EndpointState:
             taken_at_s=taken_at_s,
             next_s=next_s,
         )
-        reports.record(
-            report,
-            taken_at_s=taken_at_s,
-            rest_s=rest_s,
-            has_run_through=before_s is not None and load.num_known > num_since(before_s),
-        )
+        reports.report, reports.reported_at_s, reports.rest_s = report, taken_at_s, rest_s
+        has_run_through = before_s is not None and num_known > num_since(before_s)
+        reports.decoding.record(report, taken_at_s=taken_at_s, has_run_through=has_run_through)
         load.fullness.reported(report.num_running + report.num_waiting, now=taken_at_s)
         decode = reports.decoding.learned
         if decode is not prompts.costs._decode:
@@ -111,7 +108,7 @@ class EndpointState:
             report,
             now=taken_at_s,
             is_new=is_new,
-            num_known=load.num_known,
+            num_known=num_known,
             num_picks=load.num_picks,
             adapters=residency.in_flight,
             token_s=0.0 if decode is None else decode.token_s,

@@ -17,9 +17,6 @@ from extproc.pods.residency import OTHERS, SAME, Residency
 from extproc.pods.serverflags import ServerFlags
 from extproc.tenancy import SlotUse
 
-USUAL_KEPT = 31 / 32
-"""Of the mean time that served requests take, with each."""
-
 
 class PodLoad:
     """The load of one endpoint. A caller that changes it writes the row with `settle`, once for all
@@ -158,10 +155,6 @@ class PodLoad:
             num_loads += len(set(gpu_adapters).difference(gpu_before))
             self.seen = gpu_adapters, cpu_adapters, num_loads
         return self.seen
-
-    def served(self, took_s: float) -> None:
-        """Record that it served a request of ours. `settle` is to follow."""
-        self.response_s = took_s + USUAL_KEPT * ((self.response_s or took_s) - took_s)
 
     def settle(self) -> None:
         """Write into the row what requests have changed."""

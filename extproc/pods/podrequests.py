@@ -69,7 +69,8 @@ class OwnRequests:
     def num_since(self, at_s: float) -> int:
         """Return the sequences of picks, of all routers, that have not ended and were made after
         `at_s`."""
-        num = self._load.foreign.num_since(at_s)
+        foreign = self._load.foreign
+        num = foreign.num_since(at_s) if foreign.num_told else 0
         for flight in reversed(self.flights.values()):
             if flight.started_at_s <= at_s:
                 break
@@ -130,8 +131,13 @@ class PeerRequests:
         place.num_sequences += num_sequences
         load.foreign.began(num, num_sequences, now)
         load.begin(
-            *(load.num_picks, adapter, num_bytes // num),
-            *(place.priority, place.flow, num, num_sequences),
+            load.num_picks,
+            adapter,
+            num_bytes // num,
+            place.priority,
+            place.flow,
+            num,
+            num_sequences,
             num_prompts=num,
             at_s=now,
             now=now,

@@ -367,10 +367,9 @@ class Residency:
         if report is not None and report.cpu_adapters is not None:
             cpu = _sort(report.cpu_adapters.union(filter(None, gpu)), order)
         known = self._registered
-        usable = tuple(filter(None if known is None else known.__contains__, cpu))
-        if gpu == cpu:
-            return usable, usable
-        return tuple(filter(None if known is None else known.__contains__, gpu)), usable
+        is_usable: Any = None if known is None else known.__contains__  # no ghost is
+        usable = tuple(filter(is_usable, cpu))
+        return usable if gpu == cpu else tuple(filter(is_usable, gpu)), usable
 
     def _order(self) -> list[str | None]:
         """Return everything in the engine's caches, most recently used first; None for a ghost."""
@@ -403,7 +402,7 @@ class Residency:
     def _running(self) -> list[str]:
         """Return the adapters that hold a slot through requests, as far as can be known."""
         seen, ended = self._seen_running, self._ended
-        found, unseen = [*self._used_by_others], []
+        found, unseen = [*self._used_by_others], list[str]()
         for adapter in self.in_flight:
             if adapter not in ended:
                 (found if adapter in seen else unseen).append(adapter)
