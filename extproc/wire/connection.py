@@ -119,8 +119,9 @@ class Connection:
         except ConnectionFault as fault:
             self._fail(fault)
             position = len(data)
-        if self.budget.is_exceeded:
-            self.budget.relieve()
+        budget = self.budget
+        if budget.used_bytes > budget.max_bytes:
+            budget.relieve()
         if self.streams.finished:
             self.streams.settle()
         self.outbox.is_in_pass = False
@@ -233,7 +234,8 @@ class Connection:
             handler.handle(kind, flags, stream_id & _ID_MASK, data[start:stop], now)
             if kind == frames.SETTINGS:
                 units_left = 0  # it may have changed the windows of all open streams
-        streams.count_data(taken_bytes)
+        if taken_bytes:
+            streams.count_data(taken_bytes)
         if units_left <= 0:
             return position
         self._unread += data[position:]
