@@ -23,12 +23,13 @@ def order(adapter: str, addresses: Iterable[str]) -> list[str]:
     return [address for _, address in sorted(_draws(adapter, addresses))]
 
 
-def _draws(adapter: str, addresses: Iterable[str]) -> Iterator[_Draw]:
-    start = blake2b(f"{adapter}|".encode(), digest_size=8)
+def _draws(adapter: str, addresses: Iterable[str]) -> list[_Draw]:
+    start, draws = blake2b(f"{adapter}|".encode(), digest_size=8), list[_Draw]()
     for address in addresses:
         draw = start.copy()
         draw.update(address.encode())
-        yield draw.digest(), address
+        draws.append((draw.digest(), address))
+    return draws
 
 
 class Orders:
