@@ -44,7 +44,6 @@ class Offers:
 
     Attributes:
         next_s: When the first is to be asked for again.
-        newest_s: Arrival of the newest request, held or not.
         reservations: Of slots.
         line: The requests that go before others.
 
@@ -54,7 +53,7 @@ class Offers:
 
     def __init__(self, plan: QueuePlan) -> None:
         self._plan = plan
-        self.next_s, self.newest_s, self._back_s = inf, -inf, -inf
+        self.next_s, self._newest_s, self._back_s = inf, -inf, -inf
         self.reservations, self.line = Reservations(plan), TicketLine()
         self._reach = Reach()
         self._back: Collection[Ticket] = ()
@@ -70,9 +69,13 @@ class Offers:
         self.reservations.clear()
         self.line.begin()
 
+    def came(self, arrived_at_s: float) -> None:
+        """Count a request, held or not."""
+        self._newest_s = max(self._newest_s, arrived_at_s)
+
     def hold(self, ticket: Ticket, now: float) -> None:
         """Hold a newcomer that its policy was asked for."""
-        self.newest_s = max(self.newest_s, ticket.arrived_at_s)
+        self.came(ticket.arrived_at_s)
         self._ask_by(ticket, ticket.again_s, now)
 
     def let_go(self, ticket: Ticket) -> None:
@@ -113,7 +116,7 @@ class Offers:
         self.line.begin()
         self.reservations.begin()
         # Without newcomers, what is freed would stay empty.
-        is_for_late = now >= self._back_s or (is_freed and now >= self.newest_s + QUIET_S)
+        is_for_late = now >= self._back_s or (is_freed and now >= self._newest_s + QUIET_S)
         rest: Iterable[Ticket] | None = tickets
         while rest:
             rest = yield from self._round(rest, now, is_freed=is_freed, is_for_late=is_for_late)
@@ -203,9 +206,8 @@ class Offers:
 
     def behind_until_s(self, request: RequestInfo, now: float) -> float:
         """Return until when a request has to let others go first; `now` where it need not."""
-        line = self.line
-        is_any = line.own or line.others
-        return line.until_s(request, self._reach.of(request), now) if is_any else now
+        is_any = self.line.own or self.line.others
+        return self.line.until_s(request, self._reach.of(request), now) if is_any else now
 
     def hear(self, router_id: str, waiting: Waiting, reach: Reach, *, now: float) -> bool:
         """Have requests that wait at another router go first, in place of its earlier ones. Return

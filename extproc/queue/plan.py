@@ -165,5 +165,5 @@ class QueuePlan:
 def tokens_of(request: RequestInfo) -> float:
     """Return what a request counts for once it is served: weighted tokens over its weight."""
     outputs = EXPECTED_OUTPUT_TOKENS * request.num_sequences
-    inputs = request.body_bytes / BYTES_PER_TOKEN
-    return (INPUT_WEIGHT * inputs + OUTPUT_WEIGHT * outputs) / request.claim._weight
+    inputs = INPUT_WEIGHT * (request.body_bytes / BYTES_PER_TOKEN)
+    return (inputs + OUTPUT_WEIGHT * outputs) / request.claim._weight

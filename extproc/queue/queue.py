@@ -123,8 +123,7 @@ class HoldQueue:
 
     def charge(self, request: RequestInfo) -> None:
         """Count the service that a request gets, held before or not, for its tenant."""
-        if request.arrived_at_s > self._offers.newest_s:
-            self._offers.newest_s = request.arrived_at_s
+        self._offers.came(request.arrived_at_s)
         self._plan.charge(request)
 
     def settle(self, request: RequestInfo, output_tokens: float) -> None:
@@ -157,8 +156,7 @@ class HoldQueue:
     @property
     def lets_others_go(self) -> bool:
         """Whether somebody waits, here or at another router, whom a newcomer may have to let go."""
-        line = self._offers.line
-        return bool(self._tickets or line.own or line.others)
+        return bool(self._tickets or self._offers.line.own or self._offers.line.others)
 
     def hear(self, router_id: str, waiting: Waiting, *, now: float, reach: Reach = NOWHERE) -> None:
         """Have those that wait at another router go first, instead of those that did before."""

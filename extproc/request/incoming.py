@@ -325,11 +325,7 @@ class Incoming(Struct, eq=False):
             num = 1 if is_one else num_sequences(members)
             most_tokens = max_tokens(members)
         hashes: tuple[int, ...] = ()
-        if (
-            num_bytes >= MARKS_BYTES[0]
-            and path in GENERATING_PATHS
-            and chooser.uses_cached_bytes
-        ):
+        if num_bytes >= MARKS_BYTES[0] and path in GENERATING_PATHS and chooser.uses_cached_bytes:
             hashes = prefix_hashes(model, b"".join(prompt))
         name = self._settings.session_header
         session = None if name is None else headers.get(name)

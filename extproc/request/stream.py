@@ -128,9 +128,8 @@ class Stream(Struct, eq=False):
 
     def held_bytes(self) -> int:
         """Return how many bytes are kept of the request's body."""
-        if self.state not in HOLDING or self._incoming.made_reader is None:
-            return 0
-        return self._incoming.made_reader.held_bytes
+        reader = self._incoming.made_reader if self.state in HOLDING else None
+        return 0 if reader is None else reader.held_bytes
 
     @property
     def is_whole(self) -> bool:
@@ -166,9 +165,8 @@ class Stream(Struct, eq=False):
 
     def _let_go(self, now: float) -> None:
         """Free what is held: a peer that reads slowly can keep this object alive."""
-        if self.state in HOLDING:
-            if self._incoming.made_reader is not None:
-                self._incoming.made_reader.clear()
+        if self.state in HOLDING and self._incoming.made_reader is not None:
+            self._incoming.made_reader.clear()
         self._leave(now)
 
     def _leave(self, now: float) -> None:
@@ -186,11 +184,9 @@ class Stream(Struct, eq=False):
         if decided is not None and decided.knows(event.headers, event.subset):
             return self._on_decided(event)
         headers, routes = event.headers, self._settings.routes
-        listed = routes.listed.get(headers.get(":path", ""))
-        if listed is None or headers.get(":method") != "POST":
-            route = match_route(event, routes)
-        else:
-            route = listed
+        is_post = headers.get(":method") == "POST"
+        listed = routes.listed.get(headers.get(":path", "")) if is_post else None
+        route = listed or match_route(event, routes)
         if type(route) is Rejection:
             return self._reject(route, now)
         self._tells_modes = event.body_mode is not None

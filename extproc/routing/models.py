@@ -342,12 +342,9 @@ class Models:
 
     def _context_bytes(self, request: RequestInfo, card: ModelCard) -> int | None:
         """Return the size of the context, where the body is longer than that."""
-        if request.path not in ONE_PROMPT_PATHS:
-            return request._context_bytes
-        base, name = card, card.parent
-        if name is not None:
-            base = self._pool.models.by_name.get(name) or self._pool.model(name)
-        if base is None or base.max_model_len is None:
+        by_name, parent = self._pool.models.by_name, card.parent
+        base = card if parent is None else by_name.get(parent) or self._pool.model(parent)
+        if base is None or base.max_model_len is None or request.path not in ONE_PROMPT_PATHS:
             return request._context_bytes
         context_bytes = BYTES_PER_TOKEN * base.max_model_len
         return context_bytes if request.body_bytes > context_bytes else request._context_bytes

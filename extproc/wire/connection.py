@@ -119,9 +119,8 @@ class Connection:
         except ConnectionFault as fault:
             self._fail(fault)
             position = len(data)
-        budget = self.budget
-        if budget.used_bytes > budget.max_bytes:
-            budget.relieve()
+        if self.budget.used_bytes > self.budget.max_bytes:
+            self.budget.relieve()
         if self.streams.finished:
             self.streams.settle()
         self.outbox.is_in_pass = False
