@@ -219,19 +219,6 @@ class Columns:
         """Return the same rows, None where they may be more than a few."""
         return None if len(self._holders.get(adapter, _NONE)) > _FEW else self.holders(adapter)
 
-    def is_holder(self, row: int, adapter: str) -> bool:
-        """Return whether an adapter is resident or active at a row."""
-        if row in self.moved:
-            self.look(row)
-        return adapter in self._loaded[row]
-
-    def is_held(self, adapter: str, rows: Sequence[int]) -> bool:
-        """Return whether an adapter is resident or active at any of some rows."""
-        found = self._holders.get(adapter, _NONE)
-        if len(rows) < len(self.addresses):
-            found = found & set(rows)
-        return not found <= self.moved or any(self.is_holder(row, adapter) for row in [*found])
-
     def load_s(self, row: int, adapter: str) -> float:
         """Return how long an adapter's load takes at a row."""
         if row in self.moved:
@@ -240,14 +227,12 @@ class Columns:
         return self.costs[row].load_s(adapter, gpu_adapters, cpu_adapters)
 
     @property
-    def least_s_per_byte(self) -> float:
-        """The least that a byte of a prompt costs anywhere."""
-        return (self._least or self._find_least())[0]
-
-    @property
-    def least_cold_load_s(self) -> float:
-        """The least that an adapter's load costs where it is not loaded."""
-        return (self._least or self._find_least())[1]
+    def least(self) -> tuple[float, float]:
+        """The least that a byte of a prompt costs anywhere, and the least that an adapter's load
+        costs where it is not loaded."""
+        if self._least is None:
+            self._least = min(self.s_per_byte), min([each.cold_load_s for each in self.costs])
+        return self._least
 
     # --- what others read -------------------------------------------------------------------
 
@@ -273,10 +258,6 @@ class Columns:
         return Candidates(columns, rows)
 
     # --- inside -----------------------------------------------------------------------------
-
-    def _find_least(self) -> tuple[float, float]:
-        self._least = min(self.s_per_byte), min([each.cold_load_s for each in self.costs])
-        return self._least
 
     def _find(self, model: str) -> Sequence[int]:
         if len(self._listing) >= MAX_MODELS:
