@@ -51,7 +51,7 @@ class Expected:
     """Expectations of one pod's reports.
 
     Attributes:
-        is_met: Its last report said so, and nothing else has happened there since.
+        is_met: Its last report said so.
         is_awaited: The next one was said to be due since: more are there than expected, or many
             have begun.
         most: Requests known to be there that are no surprise until the next one.
@@ -67,6 +67,10 @@ class Expected:
         self._waited_at_s = -inf  # when a report showed that requests waited
         self._per_s = 0.0  # beginnings and ends
         self._token_s = 0.0
+
+    def surprise(self) -> None:
+        """Record that something else has happened there."""
+        self.is_met = False
 
     def reported(
         self,

@@ -86,6 +86,10 @@ class KvCache(Struct, eq=False, gc=False):
     computed_bytes: int = 0
     kept_bytes: float = KEPT_RATIO * BYTES_PER_TOKEN * DEFAULT_KV_CACHE_TOKENS
 
+    def compute(self, num_bytes: int) -> None:
+        """Count what was sent there to be computed."""
+        self.computed_bytes += num_bytes
+
     def resize(self, num_tokens: int) -> None:
         """Set the size of the whole cache."""
         self.kept_bytes = KEPT_RATIO * BYTES_PER_TOKEN * num_tokens

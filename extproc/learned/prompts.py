@@ -54,7 +54,7 @@ class Prompts:
     """A queue that drains at the endpoint's speed.
 
     Attributes:
-        costs: The endpoint's; others hold for what is to be computed from now on.
+        costs: The endpoint's.
         done_s: When all are computed; -inf for long ago.
         sent_bytes: Of all that were ever sent.
     """
@@ -68,6 +68,10 @@ class Prompts:
         self._ahead_bytes, self._ahead_s = 0, 0.0  # of all those: of prompts, and of loads
         self._first_tokens: int | None = None  # by the last report
         self._num_counted = 0  # of those since, that are known already
+
+    def price(self, costs: Costs) -> None:
+        """Replace the costs: what is to be computed from now on takes as long."""
+        self.costs = costs
 
     def add(
         self,

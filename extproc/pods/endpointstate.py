@@ -55,7 +55,7 @@ class EndpointState:
         traits = settings.traits_of(group)
         if (group, traits) != (self.group, self.traits):
             self.group, self.traits, load = group, traits, self.load
-            load.prompts.costs = traits.costs
+            load.prompts.price(traits.costs)
             load.max_in_flight = traits.max_in_flight
             sizes = {"max_loras": traits.max_loras, "max_cpu_loras": traits.max_cpu_loras}
             self.load.residency.configure(**sizes)
@@ -96,7 +96,7 @@ class EndpointState:
         load.fullness.reported(report.num_running + report.num_waiting, now=taken_at_s)
         decode = reports.decoding.learned
         if decode is not prompts.costs._decode:
-            prompts.costs = replace(prompts.costs, _decode=decode)
+            prompts.price(replace(prompts.costs, _decode=decode))
         prompts.reported(report, asked_at_s=asked_at_s, now=taken_at_s)
         if report.kv_cache_tokens is not None:
             load.kv_cache.resize(report.kv_cache_tokens)

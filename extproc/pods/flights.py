@@ -204,7 +204,7 @@ class Flights:
             adapter, claim = served.listed.adapter_of(request), request.claim
             served.load.note(adapter, claim.priority, claim._flow, now=now, has_run=has_run)
             if has_run:
-                served.load.kv_cache.computed_bytes += request.rest_bytes(address)
+                served.load.kv_cache.compute(request.rest_bytes(address))
                 self._prefix_index.add(request, served.load.kv_cache)
         if self._observer is not None:
             self._observer.ended(flight, has_run=has_run_here)

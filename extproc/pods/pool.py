@@ -241,7 +241,7 @@ class Pool:
         if models != before or pod.listed.models is None:
             pod.listed.replace(models)
             pod.peers.listed(now=now)
-            pod.reports.expected.is_met = False
+            pod.reports.expected.surprise()
             self.models.replace(before, models)
             self.num_listings += 1
         self._disbelief.listed(pod, models, asked_at_s=asked_at_s)

@@ -265,7 +265,7 @@ class _Group:
         decode = pod.reports.decoding.learned
         costs = Costs(learned, cold_s, cached_s, decode, known_cold_s, known_cached_s)
         if costs != pod.load.prompts.costs:
-            pod.load.prompts.costs = costs
+            pod.load.prompts.price(costs)
             pod.row.renew()
 
 
