@@ -52,13 +52,11 @@ class Expected:
 
     Attributes:
         is_met: Its last report said so.
-        is_awaited: The next one was said to be due since: more are there than expected, or many
-            have begun.
         most: Requests known to be there that are no surprise until the next one.
     """
 
     def __init__(self) -> None:
-        self.is_met = self.is_awaited = False
+        self.is_met = self._is_awaited = False  # the next one was said to be due
         self.most: float = 0
         self._at_s: float | None = None  # of the last report
         self._most = 0  # requests that have run while none waited
@@ -103,7 +101,7 @@ class Expected:
             limit: Requests that it runs at a time, configured or learned; None for neither.
         """
         has_strangers = self._count(num_known, num_picks, report.num_first_tokens, now)
-        self.is_awaited = False
+        self._is_awaited = False
         if is_new:
             self._most = 0
         token_before_s, self._token_s = self._token_s, token_s
@@ -130,6 +128,14 @@ class Expected:
             and unseen_s <= UNSEEN_S
             and not (token_before_s and token_s > MAX_RISE * token_before_s)
         )
+
+    def is_due(self, num_known: int, *, has_many: bool) -> bool:
+        """Return, once after a report, whether the next is due: more are there than expected, or
+        `has_many` have begun."""
+        if self._is_awaited or not (has_many or num_known > self.most):
+            return False
+        self._is_awaited = True
+        return True
 
     def _num_unheard(self) -> int:
         """Return how many requests may have ended without our knowledge."""

@@ -90,9 +90,12 @@ class EndpointState:
             taken_at_s=taken_at_s,
             next_s=next_s,
         )
-        reports.report, reports.reported_at_s, reports.rest_s = report, taken_at_s, rest_s
-        has_run_through = before_s is not None and num_known > num_since(before_s)
-        reports.decoding.record(report, taken_at_s=taken_at_s, has_run_through=has_run_through)
+        reports.record(
+            report,
+            taken_at_s=taken_at_s,
+            rest_s=rest_s,
+            has_run_through=before_s is not None and num_known > num_since(before_s),
+        )
         load.fullness.reported(report.num_running + report.num_waiting, now=taken_at_s)
         decode = reports.decoding.learned
         if decode is not prompts.costs._decode:

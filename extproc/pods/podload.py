@@ -79,7 +79,7 @@ class PodLoad:
         """
         prompts, in_flight = self.prompts, self.residency.in_flight
         if now - at_s <= MAX_AGE_S:  # an older one has been sent before, over another link
-            self.kv_cache.computed_bytes += num_prompts * num_bytes
+            self.kv_cache.compute(num_prompts * num_bytes)
             load_s = 0.0
             if adapter is not None and adapter not in in_flight:
                 load_s = prompts.costs.load_s(adapter, self.seen[0], self.seen[1])
@@ -88,9 +88,8 @@ class PodLoad:
         has_many = self.room.begin(at_s, num_sequences)
         if adapter is not None:
             self.use(adapter, priority, flow, num, now=at_s)
-        expected, num_known = self._expected, self.num_sequences + self.foreign.num_told
-        if (has_many or num_known > expected.most) and not expected.is_awaited:
-            expected.is_awaited = True
+        num_known = self.num_sequences + self.foreign.num_told
+        if self._expected.is_due(num_known, has_many=has_many):
             self._due(self.address)
 
     def end(

@@ -26,7 +26,6 @@ class PodReports:
     Attributes:
         report: The last one.
         reported_at_s: When it was taken.
-        rest_s: The longest time from the last one until the next is asked for.
         belief: In them.
         expected: The contents that the next ones should have.
         decoding: The time per token that they show.
@@ -37,9 +36,16 @@ class PodReports:
         self._row = row
         self.report: LoadReport | None = None
         self.reported_at_s: float | None = None
-        self.rest_s = 0.0
+        self._rest_s = 0.0  # the longest time from the last one until the next is asked for
         self.belief, self.expected, self.decoding = Belief(), Expected(), Decoding()
         self.pages: deque[tuple[float, int]] = deque(maxlen=MAX_PAGES)
+
+    def record(
+        self, report: LoadReport, *, taken_at_s: float, rest_s: float, has_run_through: bool
+    ) -> None:
+        """Replace the last report; a request has run since the one before, or may not have."""
+        self.report, self.reported_at_s, self._rest_s = report, taken_at_s, rest_s
+        self.decoding.record(report, taken_at_s=taken_at_s, has_run_through=has_run_through)
 
     def correct(self, kv_usage_ratio: float, num_waiting: int) -> None:
         """Replace some of the last report's content by what is newer."""
@@ -51,14 +57,14 @@ class PodReports:
 
     def missed(self) -> None:
         """Record that a call of ours has failed: the last report is as old as it is."""
-        if self.rest_s:
-            self.rest_s = 0.0
+        if self._rest_s:
+            self._rest_s = 0.0
             self._row.renew()
 
     def expires_s(self, settings: PoolSettings) -> float:
         """Return until when the last one is trusted: longer if none is asked for meanwhile."""
         at_s = self.reported_at_s
-        return -inf if at_s is None else at_s + self.rest_s + settings.report_expiry_s
+        return -inf if at_s is None else at_s + self._rest_s + settings.report_expiry_s
 
     def says_start(self, now: float, settings: PoolSettings) -> bool:
         """Return whether they show a restart: they come, and say when the process started."""
