@@ -24,6 +24,7 @@ KEPT_S = 1.0
 PAUSE_S = KEPT_S + 0.1
 NUM_CLIENTS = 12
 
+
 def pod() -> web.Application:
     """One that answers a request with a reset where its connection has idled too long for it."""
 
