@@ -118,8 +118,9 @@ class Service:
         self.feed = LiveFeed(
             about={}, snapshot=self.snapshot, queue=dict, registry=lambda: self.pool.models.by_name,
             decisions=self.decisions, telemetry=self.telemetry, attainment=self.attainment,
-            knows_times=lambda: True, health=list, policy=lambda: policy, clock=lambda: self.now,
-            slow=SlowPods(self.pool.group_of), wall_clock=lambda: 1_700_000_000.0,
+            knows_times=lambda: True, health=list, warnings=list, policy=lambda: policy,
+            clock=lambda: self.now, slow=SlowPods(self.pool.group_of),
+            wall_clock=lambda: 1_700_000_000.0,
         )  # fmt: skip
         self.watcher, session = begin(self.decisions.methods(), "Watch")
         session.receive(decisions_pb2.WatchRequest().SerializeToString())

@@ -115,7 +115,8 @@ class StoreRunner:
         age_s, problems = self._clock() - self._read_at_s, sorted(store.problems.values())
         problem = store.failure or "; ".join(problems[:MAX_TOLD])
         name = "adapters.store"
-        return [SourceStatus(name, True, store.is_known, store.is_complete, age_s, problem)]
+        full = "" if self._registration is None else self._registration.full
+        return [SourceStatus(name, True, store.is_known, store.is_complete, age_s, problem, full)]
 
     def leads(self) -> bool:
         """Return whether this router may load, as all do where there is no store.

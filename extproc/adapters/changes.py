@@ -11,10 +11,11 @@ from aiohttp import web
 from extproc.adapters.declared import ITEMS_A_PLACE, Declaration
 from extproc.adapters.registrationhttp import RefusedError, tag_in
 from extproc.adapters.scope import Excess, TokenFacts, TokenScope
-from extproc.adapters.stores.content import ConflictError, Put, Stored, encode
+from extproc.adapters.stores.content import ConflictError, Put, Stored, StoreFullError, encode
 from extproc.adapters.stores.store import Store
+from extproc.adapters.stores.writing import BulkError
 from extproc.adapters.tokens import Token, Tokens
-from extproc.phrases import shortened
+from extproc.phrases import listed, shortened
 
 MAX_TOLD_CHARS = 1000
 """Of what is declared, and of an address that somebody wrote, in the line about it."""
@@ -46,10 +47,16 @@ class Changes:
         self._why_not = why_not
         self._known = known
         self._on_change = on_change
+        self._full, self._full_at = "", declarations.entries
         self._counted: Mapping[str, Stored] = {}
         self._nums_there: dict[tuple[str, ...], int] = {}
         # Those that are being written, by the names of a scope.
         self._coming: dict[tuple[str, ...], dict[object, Sequence[Declaration]]] = {}
+
+    @property
+    def full(self) -> str:
+        """Why the last declaration had no room; "" where it had, or something has changed since."""
+        return self._full if self._full_at is self._declarations.entries else ""
 
     def permit(self, request: web.Request, token: Token, name: str) -> None:
         """Raise RefusedError if a token may not see and change an adapter."""
@@ -70,7 +77,7 @@ class Changes:
     async def put(self, request: web.Request, token: Token, declaration: Declaration) -> Put:
         """Declare an adapter, as `check` permits and the request's tag."""
         self.check(request, token, declaration)
-        with self._room(token, [declaration]):
+        with self._told(request, token, [declaration.name]), self._room(token, [declaration]):
             put = await self._declarations.put(declaration, if_match=tag_in(request), by=token.name)
         self._tell_put(request, token, declaration, put)
         return put
@@ -79,7 +86,8 @@ class Changes:
         self, request: web.Request, token: Token, declared: Sequence[Declaration], *, replaces: bool
     ) -> list[Put]:
         """Declare all of these, which `check` permits, or none."""
-        with self._room(token, declared):
+        names = [each.name for each in declared]
+        with self._told(request, token, names), self._room(token, declared):
             puts = await self._declarations.put_all(declared, replaces=replaces, by=token.name)
         for declaration, put in zip(declared, puts, strict=True):
             self._tell_put(request, token, declaration, put)
@@ -88,10 +96,25 @@ class Changes:
     async def remove(self, request: web.Request, token: Token, name: str) -> bool:
         """Delete an adapter; return whether it was declared."""
         self.permit(request, token, name)
-        was_there = await self._declarations.delete(name, if_match=tag_in(request), by=token.name)
+        with self._told(request, token, [name]):
+            was_there = await self._declarations.delete(
+                name, if_match=tag_in(request), by=token.name
+            )
         if was_there:
             self._tell(request, token, f"deleted {name}")
         return was_there
+
+    @contextmanager
+    def _told(self, request: web.Request, token: Token, names: Sequence[str]) -> Iterator[None]:
+        """Tell where something has no room, and remember that."""
+        try:
+            yield
+        except (StoreFullError, RefusedError, BulkError) as error:
+            if (why := _no_room(error)) is not None:
+                self._full, self._full_at = str(why), self._declarations.entries
+                self._tell(request, token, f"no room for {listed(names)}: {why}")
+            raise
+        self._full = ""
 
     @contextmanager
     def _room(self, token: Token, declared: Sequence[Declaration]) -> Iterator[None]:
@@ -150,3 +173,10 @@ class Changes:
         if forwarded := request.headers.get("X-Forwarded-For"):
             address += f", which says it is for {shortened(forwarded, MAX_TOLD_CHARS)!r}"
         self._on_change(f"{token.name} at {address}: {what}")
+
+
+def _no_room(error: Exception) -> Exception | None:
+    """Return why there was no room; None where another thing was wrong."""
+    found = error.errors.values() if isinstance(error, BulkError) else (error,)
+    kinds = StoreFullError, RefusedError  # of these, only that of a full part comes here
+    return next((each for each in found if isinstance(each, kinds)), None)

@@ -110,6 +110,11 @@ class Registration:
         self._changes = Changes(declarations, tokens, why_not, known, on_change)
         self._ready_s = ready_s
 
+    @property
+    def full(self) -> str:
+        """Why the last declaration had no room, for people; "" where it had."""
+        return self._changes.full
+
     def add_to(self, app: web.Application) -> None:
         """Add the paths to an application."""
         others = RequestPlaces(MAX_AT_ONCE, self._tokens)

@@ -22,6 +22,7 @@ class SourceStatus(Struct, frozen=True):
         is_complete: Besides, all that was in it then could be used.
         age_s: Seconds since it last answered: how old what is known of it may be.
         problem: Why it cannot be read now; "" if it can.
+        full: Why the last declaration had no room there; "" for one that had.
     """
 
     name: str
@@ -30,12 +31,13 @@ class SourceStatus(Struct, frozen=True):
     is_complete: bool
     age_s: float
     problem: str = ""
+    full: str = ""
 
     @property
     def said(self) -> str:
         """The problem, for people; "" for none."""
         if self.is_read and not self.problem:
-            return ""
+            return f"{self.name}: full, declarations get a 507: {self.full}" if self.full else ""
         if not self.is_read:
             return f"{self.name}: not read yet" + (f": {self.problem}" if self.problem else "")
         return f"{self.name}: as of {self.age_s:.0f} s ago: {self.problem}"

@@ -23,6 +23,7 @@ from extproc.commands.panels import CHECK, MEASURE, OBSERVE, RUN, Commands
 from extproc.commands.serve import check_config, serve
 from extproc.commands.up import up
 from extproc.commands.watch import watch
+from extproc.commands.why import why
 from extproc.observe.interpreter import interpreter
 
 app = Commands(
@@ -74,5 +75,6 @@ app.command(rich_help_panel=CHECK)(check_config)
 app.command(rich_help_panel=CHECK)(check_pod)
 app.command(rich_help_panel=CHECK)(check_gateway)
 app.command(rich_help_panel=OBSERVE)(watch)
+app.command(rich_help_panel=OBSERVE)(why)
 app.command(context_settings=PASSED_ON, rich_help_panel=MEASURE)(lab)
 app.command(rich_help_panel=MEASURE)(fake_pod)

@@ -45,7 +45,8 @@ class LiveConfig:
         configure: Callable[[Config], None],
     ) -> None:
         self.num_failures = 0
-        self._config = config
+        self._config = self._started = config
+        self._refusal = ""
         self._path, self._text, self._parse = path, text, parse
         self._configure = configure
 
@@ -57,6 +58,14 @@ class LiveConfig:
             lambda: self.num_failures,
         )
 
+    def warnings(self) -> list[str]:
+        """Return what of the file is not in force, and what a restart would do, for people."""
+        if self._refusal:
+            said = f"not applied, and a router that starts with it ends: {self._refusal}"
+            return [f"configuration: {said}"]
+        fields = ", ".join(needs_restart(self._started, self._config))
+        return [f"configuration: needs a restart to take effect: {fields}"] if fields else []
+
     async def run(self) -> None:
         """Follow the file until cancelled."""
         if self._path is None:
@@ -66,6 +75,7 @@ class LiveConfig:
             interval_s=INTERVAL_S,
             on_change=self._on_change,
             on_failure=self._on_failure,
+            on_recovery=self._on_recovery,
             text=self._text,
         ).run()
 
@@ -88,7 +98,11 @@ class LiveConfig:
 
     def _on_failure(self, message: str) -> None:
         self.num_failures += 1
+        self._refusal = message
         log.error("configuration not applied: %s", message)
+
+    def _on_recovery(self) -> None:
+        self._refusal = ""
 
 
 def needs_restart(old: Config, new: Config) -> Iterator[str]:

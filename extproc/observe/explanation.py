@@ -82,7 +82,7 @@ def _state(chosen: EndpointView) -> str:
     if chosen.is_ejected:
         return "; every pod that could take it is ejected"
     if chosen._is_silent:
-        return "; no pod that could take it answers"
+        return "; it had not answered the router's scrapes, nor had any other that could take it"
     return (
         ""
         if chosen.is_known

@@ -107,9 +107,14 @@ def add_gauges(
     )
     telemetry.add_gauges(
         "endpoint_slow",
-        "1 for a pod that has been slow for pods.slow_for_s, by pods.slow_ratio; else 0.",
+        "1 for a pod that has been slow for pods.slow_for_s, by pods.slow_ratio; else 0. "
+        "Absent for a pod without a valid load report: nobody knows then.",
         "endpoint",
-        lambda: {each.address: slow.is_slow(each.address) for each in snapshot().endpoints},
+        lambda: {
+            each.address: slow.is_slow(each.address)
+            for each in snapshot().endpoints
+            if each.is_known
+        },
     )
     add(
         "held_seconds_limit",

@@ -29,10 +29,12 @@ from extproc.types import EndpointView, ModelCard, Pick, Snapshot
 MAX_PODS = 100
 MAX_ADAPTERS = 400
 MAX_DECISIONS = 24
+MAX_WARNINGS = 5
 RATES_OVER_S = 5.0
 """Rates are means over this time, or since the first frame if that is shorter."""
 _NAMES_A_PASS = 2000
 _MAX_CHARS = 120  # of a name or a path
+_MAX_WARNING_CHARS = 400
 _ABSENT, _UNKNOWN, _REGISTERED, _IN_CPU, _IN_GPU = b".?rcg"
 
 
@@ -46,6 +48,7 @@ class LiveFeed:
         registry: The models registered on any endpoint, by name; a new object after each change.
         knows_times: Whether completions carry response times.
         health: Reasons why the router is not ready, for people; empty when it is.
+        warnings: What is wrong elsewhere, for people.
         policy: The name of the policy in force.
         slow: Which pods are slower than their peers.
         clock: Monotonic seconds.
@@ -61,6 +64,7 @@ class LiveFeed:
     attainment: Attainment
     knows_times: Callable[[], bool]
     health: Callable[[], Sequence[str]]
+    warnings: Callable[[], Sequence[str]]
     policy: Callable[[], str]
     slow: SlowPods
     clock: Callable[[], float]
@@ -73,8 +77,9 @@ class LiveFeed:
     def compose(self) -> Iterator[bytes]:
         """Yield b"" after each pass, and in the end one frame: JSON on one line.
 
-        `{"about", "wall_ms", "policy", "health": [...], "rates": {...} or null, "num_pending",
-        "num_in_flight", "slo": {...}, "queue": {...}, "pods": [...], "num_pods",
+        `{"about", "wall_ms", "policy", "health": [...], "warnings": [...], "num_warnings",
+        "rates": {...} or null, "num_pending", "num_in_flight", "slo": {...}, "queue": {...},
+        "pods": [...], "num_pods",
         "adapters": [[name, cells, [[pod's place, requests], ...]], ...], "num_adapters",
         "decisions": [...], "num_decisions_left_out"}`. A cell is one character per
         pod of `pods`: `.` not registered there, `?` unknown, `r` registered, `c` in the CPU cache,
@@ -92,12 +97,16 @@ class LiveFeed:
         yield b""
         decisions, num_left_out = self._last_decisions()
         yield b""
+        warnings = self.warnings()
+        num_warnings, warnings = len(warnings), warnings[:MAX_WARNINGS]
         yield msgspec.json.encode(
             {
                 "about": self.about,
                 "wall_ms": round(self.wall_clock() * 1000),
                 "policy": self.policy(),
                 "health": list(self.health()),
+                "warnings": [shortened(each, _MAX_WARNING_CHARS) for each in warnings],
+                "num_warnings": num_warnings,
                 "rates": self._rates(now),
                 "num_pending": sum(view.num_pending + view._num_foreign for view in views),
                 "num_in_flight": sum(view.num_in_flight for view in views),
@@ -235,7 +244,7 @@ def _speed(view: EndpointView, slowness: Slowness | None, is_slow: bool) -> dict
     return {
         "token_ms": None if decode is None else round(1000 * decode.token_s, 2),
         "slowness": None if slowness is None else round(slowness.ratio, 2),
-        "slow": is_slow,
+        "slow": is_slow if view.is_known else None,
     }
 
 

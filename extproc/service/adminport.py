@@ -11,8 +11,10 @@ from extproc.observe.livefeed import LiveFeed
 from extproc.observe.livepage import LivePage
 from extproc.service.parts import Parts
 
+Lines = Callable[[], list[str]]
 
-def make_admin(at: Address, parts: Parts, why_not_ready: Callable[[], list[str]]) -> AdminServer:
+
+def make_admin(at: Address, parts: Parts, why_not_ready: Lines, warnings: Lines) -> AdminServer:
     """Make the server of the admin port."""
     routing = parts.routing
     return AdminServer(
@@ -25,15 +27,15 @@ def make_admin(at: Address, parts: Parts, why_not_ready: Callable[[], list[str]]
         add_registration=parts.adapters.add_registration,
         decisions=parts.recorder.decisions.recent,
         health=why_not_ready,
-        warnings=parts.warnings,
+        warnings=warnings,
         completions=lambda: parts.accounting.in_force(now=parts.clock()),
         sources=routing.sources.statuses,
-        add_page=LivePage(make_feed(parts, why_not_ready).compose, parts.clock).add_to,
+        add_page=LivePage(make_feed(parts, why_not_ready, warnings).compose, parts.clock).add_to,
         dropped=parts.traffic.http_dropped,
     )
 
 
-def make_feed(parts: Parts, why_not_ready: Callable[[], list[str]]) -> LiveFeed:
+def make_feed(parts: Parts, why_not_ready: Lines, warnings: Lines) -> LiveFeed:
     """Make what composes the frames of the live page."""
     routing, recorder = parts.routing, parts.recorder
     return LiveFeed(
@@ -50,6 +52,7 @@ def make_feed(parts: Parts, why_not_ready: Callable[[], list[str]]) -> LiveFeed:
         attainment=recorder.attainment,
         knows_times=recorder.knows_times,
         health=why_not_ready,
+        warnings=warnings,
         policy=lambda: routing.policy_name,
         slow=parts.pods.slow,
         clock=recorder.clock,

@@ -88,7 +88,7 @@ class App:
         self._parts = parts = Parts(config, policy, tracing, clocks=clocks)
         self._live_config = LiveConfig(config, path, text, parse=parse, configure=parts.configure)
         self._admin_at = Address.parse(config.admin.address)
-        self._admin = make_admin(self._admin_at, parts, self._why_not_ready)
+        self._admin = make_admin(self._admin_at, parts, self._why_not_ready, self._warnings)
         self._sides = SidePorts(
             config.server.health_address,
             config.admin.metrics_address,
@@ -99,6 +99,9 @@ class App:
         self._watchdog = Watchdog(config.server.max_stall_s or inf)
         parts.add_metrics(lambda: not self._why_not_ready())
         self._live_config.add_metrics(parts.telemetry)
+
+    def _warnings(self) -> list[str]:
+        return [*self._live_config.warnings(), *self._parts.warnings()]
 
     def stop(self) -> None:
         """Begin to drain. May be called more than once."""

@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from extproc.adapters.declared import ITEMS_A_PLACE
+from extproc.adapters.declared import ITEMS_A_PLACE, Declaration
 from extproc.adapters.registration import MAX_AT_ONCE, MAX_WAITING, Registration
 from extproc.adapters.scope import TokenFacts, TokenScope, Users
 from extproc.adapters.stores.content import StoreError, StoreFullError
@@ -107,7 +107,7 @@ class Port:
         self.medium = medium = Breakable(database, interval_s=1, clock=lambda: self.now)
         medium.error = error
         self.store = Store(medium)
-        registration = Registration(
+        self.registration = registration = Registration(
             self.store,
             Tokens(
                 self.token_file,
@@ -399,6 +399,35 @@ async def test_a_store_that_takes_nothing_is_503_or_507(
 
     assert [(each.status, each.code) for each in answers] == [(status, code)] * 2
     assert str(error) in answers[0].json["error"]["message"]
+
+
+async def test_a_full_store_is_told_until_there_is_room_or_another_content(tmp_path: Path) -> None:
+    async with started(Port(tmp_path)) as port:
+        told = []
+        for error, method, path, body in (
+            (None, "POST", "", A),
+            (StoreFullError("no space left"), "POST", "", [A, {"name": "b"}]),
+            (StoreFullError("disk full"), "DELETE", "/org/a", None),
+            (StoreError("connection refused"), "POST", "", {"name": "c"}),
+            (None, "POST", "", {"name": "d"}),
+        ):
+            port.medium.error = error
+            await port.ask(method, f"/v1/adapters{path}", body)
+            told.append(port.registration.full)
+
+    assert told == ["", "no space left", "disk full", "disk full", ""]
+    said = [each.partition(": ")[2] for each in port.changes if "no room" in each]
+    assert said == ["no room for org/a, b: no space left", "no room for org/a: disk full"]
+
+
+async def test_a_full_store_is_not_told_once_something_else_is_in_it(tmp_path: Path) -> None:
+    async with started(Port(tmp_path)) as port:
+        port.medium.error = StoreFullError("no space left")
+        await port.post(A)
+        port.medium.error = None
+        await port.store.put(Declaration("elsewhere", origin="store"))
+
+    assert port.registration.full == ""
 
 
 # --- several at once, and pages of them -----------------------------------------------------------
@@ -777,6 +806,7 @@ async def test_a_tokens_line_says_what_it_may_declare_beside_its_names(port: Por
         assert (await port.ask("POST", "/v1/adapters", declared, token="secret-a")).status == 201
     full = await port.ask("POST", "/v1/adapters", {"name": "a-3"}, token="secret-a")
     assert (full.status, full.code) == (507, "store_full")
+    assert port.registration.full.startswith("The names of the token a may take at most 2 places")
 
 
 async def test_a_limited_token_fills_its_part_of_the_store_and_no_more(

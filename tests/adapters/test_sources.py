@@ -16,6 +16,7 @@ from extproc.adapters.sources import SourceStatus
         ({"is_read": False}, "store: not read yet"),
         ({"is_read": False, "problem": "refused"}, "store: not read yet: refused"),
         ({"is_read": True, "problem": "refused"}, "store: as of 7 s ago: refused"),
+        ({"is_read": True, "full": "12 of 12"}, "store: full, declarations get a 507: 12 of 12"),
     ],
 )
 def test_what_is_wrong_with_a_source_is_said_in_one_line(how: dict[str, Any], said: str) -> None:

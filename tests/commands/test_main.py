@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import aiohttp
 import pytest
 
 from extproc import __version__
+from extproc.commands.why import latest
 from extproc.envoy.bootstrap import BodyDelivery, BootstrapOptions, Mode, TlsFiles, render
 from extproc.lab.fakepod.podserver import PodConfig, RunningPod
 from extproc.observe.interpreter import interpreter
@@ -24,6 +26,7 @@ from tests.commandline import error_line, invoke
 from tests.e2e.conftest import running_envoy
 from tests.e2e.harness import RouterProcess, chat, free_port
 from tests.fakepods import running_pod
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 OVERLAYS = ("envoy-gateway", "envoy-gateway-original-dst", "inference-pool")
@@ -36,6 +39,7 @@ COMMANDS = (
         "check-pod",
         "check-gateway",
         "watch",
+        "why",
         "lab",
         "demo",
         "fake-pod",
@@ -89,7 +93,7 @@ def test_commands_are_shown_in_four_groups() -> None:
     assert {name: found for name, found in groups.items() if name != "Options"} == {
         "Run": ["up", "demo", "serve", "epp", "envoy", "adapters"],
         "Check": ["check-config", "check-pod", "check-gateway"],
-        "Observe": ["watch"],
+        "Observe": ["watch", "why"],
         "Measure": ["lab", "fake-pod"],
     }
 
@@ -439,6 +443,51 @@ async def _post(url: str, body: bytes) -> None:
 )
 def test_watch_says_why_it_can_not(arguments: list[str], message: str) -> None:
     assert message in error_line(invoke("watch", *arguments))
+
+
+# --- why -------------------------------------------------------------------------------------
+
+
+@pytest.mark.e2e
+async def test_why_tells_what_a_router_keeps_of_a_model(pod: RunningPod) -> None:
+    discovery = {"static": [{"address": pod.address, "name": "the-pod"}]}
+    async with (
+        RouterProcess({"discovery": discovery}) as router,
+        running_envoy(Mode.ORIGINAL_DST, router) as envoy,
+    ):
+        await _post(f"{envoy.url}/v1/chat/completions", chat("a"))
+        await eventually(router.has_none_in_flight)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "extproc", "why", "a", "--admin", router.admin_url),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        said, _ = await process.communicate()
+
+    assert process.returncode == 0
+    assert re.search(r"first token .* of 1  \(before: unknown\)", said.decode())
+    assert "the-pod 1" in said.decode()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--admin", "nowhere"], "'nowhere' is not an http:// or https:// URL"),
+        (["--admin", "http://127.0.0.1:1"], "http://127.0.0.1:1: Cannot connect"),
+        (["--since", "26:00"], "--since 26:00: must be a time of day, as 02:40 or 02:40:30"),
+    ],
+)
+def test_why_says_why_it_can_not(arguments: list[str], message: str) -> None:
+    result = invoke("why", "a", *arguments)
+
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+
+
+def test_a_time_of_day_is_the_last_that_a_clock_showed() -> None:
+    now = datetime.now().astimezone()
+
+    for text in ("00:00", "12:30:15", "23:59:59"):
+        assert timedelta(0) <= now - latest(text) < timedelta(days=1, minutes=1)
 
 
 def test_the_laboratory_explains_itself() -> None:

@@ -338,7 +338,8 @@ def test_fallbacks_and_unknown_load_are_told() -> None:
     endpoints = (candidates[0].address, candidates[1].address, "10.0.0.9:1")
 
     assert said("random", "random", *candidates, endpoints=endpoints).endswith(
-        "; no pod that could take it answers; then pod-2, 10.0.0.9:1."
+        "; it had not answered the router's scrapes, nor had any other that could take it; then "
+        "pod-2, 10.0.0.9:1."
     )
 
 

@@ -15,7 +15,7 @@ from extproc.costs import Costs, Decode
 from extproc.learned.slowness import SlowPods
 from extproc.observe.attainment import Attainment
 from extproc.observe.decisions import DecisionsService
-from extproc.observe.livefeed import MAX_ADAPTERS, MAX_DECISIONS, MAX_PODS, LiveFeed
+from extproc.observe.livefeed import MAX_ADAPTERS, MAX_DECISIONS, MAX_PODS, MAX_WARNINGS, LiveFeed
 from extproc.observe.telemetry import Telemetry
 from extproc.passes import last
 from extproc.pods.completion import DecisionRecord, PickEnd
@@ -33,6 +33,7 @@ class Scene:
         self.now = 100.0
         self.views = views
         self.reasons: list[str] = []
+        self.warnings: list[str] = []
         self.knows_times = True
         self.queue = HoldQueue()
         self.decisions = DecisionsService(1000)
@@ -50,6 +51,7 @@ class Scene:
             attainment=self.attainment,
             knows_times=lambda: self.knows_times,
             health=lambda: self.reasons,
+            warnings=lambda: self.warnings,
             policy=lambda: "founding",
             slow=SlowPods(lambda _address: ""),
             clock=lambda: self.now,
@@ -86,6 +88,22 @@ def test_a_pod_is_shown_with_its_time_per_token_and_that_over_its_peers() -> Non
     assert [each["token_ms"] for each in pods] == [10.0, 10.0, 24.0]
     assert [each["slowness"] for each in pods] == [0.42, 0.42, 2.4]  # over the slower of two
     assert [each["slow"] for each in pods] == [False, False, True]
+
+
+def test_warnings_are_shown_the_first_of_many_and_shortened() -> None:
+    scene = Scene()
+    scene.warnings = ["x" * 1000, *"abcdefg"]
+
+    frame = scene.frame()
+
+    assert (len(frame["warnings"]), frame["num_warnings"]) == (MAX_WARNINGS, 8)
+    assert frame["warnings"][0].endswith("x…")
+
+
+def test_whether_a_pod_without_a_report_is_slow_is_unknown() -> None:
+    (pod,) = Scene(endpoint_view(1, is_known=False)).frame()["pods"]
+
+    assert pod["slow"] is None
 
 
 def test_a_pod_is_shown_with_its_load_and_the_age_of_its_report() -> None:

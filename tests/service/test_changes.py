@@ -50,6 +50,23 @@ async def test_a_bad_change_of_the_file_changes_nothing_and_is_counted(
         await clients.route(service.channel, "a")
         (decision,) = (await service.admin("/debug/decisions?n=1"))["decisions"]
         assert decision["pick"]["policy"] == "least_harm"
+        (warning,) = (await service.admin("/healthz"))["warnings"]
+        refused = f"configuration: not applied, and a router that starts with it ends: {path}: "
+        assert warning.startswith(refused)
+
+        path.write_text(yaml.safe_dump({**config, "log": {"level": "debug"}}))
+
+        async def says_what_a_restart_changes() -> bool:
+            (warning,) = (await service.admin("/healthz"))["warnings"]
+            return bool(warning == "configuration: needs a restart to take effect: log.level")
+
+        await eventually(says_what_a_restart_changes)
+        path.write_text(yaml.safe_dump(config))
+        await eventually(lambda: has_no_warning(service))
+
+
+async def has_no_warning(service: Service) -> bool:
+    return not (await service.admin("/healthz"))["warnings"]
 
 
 async def test_a_change_that_lets_reports_expire_too_soon_is_a_warning(

@@ -58,12 +58,22 @@ function show() {
   setBadge($("health"), health.length ? `not ready: ${health.join("; ")}` : "ready", health.length ? "bad" : "good");
   const up = duration(Math.max(0, (frame.wall_ms - about.started_wall_ms) / 1000));
   setText($("about"), `version ${about.version}, policy ${frame.policy}, router ${about.router}, up ${up}`);
+  showWarnings();
   showTiles();
   showSlo();
   showQueue();
   showPods();
   showHeat();
   showDecisions();
+}
+
+function showWarnings() {
+  const { warnings, num_warnings: num } = frame;
+  const lines = num > warnings.length ? [...warnings, `${num - warnings.length} more: /healthz`] : warnings;
+  const list = $("warnings");
+  list.hidden = !lines.length;
+  if (lines.join("\n") === list.innerText) return; // a list that stays can be selected
+  list.replaceChildren(...lines.map((line) => make("li", line)));
 }
 
 // --- now ---------------------------------------------------------------------------------------
