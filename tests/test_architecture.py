@@ -135,7 +135,7 @@ IMPURE = {
     "observe": (
         *("admin", "counters", "decisionmessages", "decisions", "endpointmetrics", "gauges"),
         *("interpreter", "latencies", "livefeed", "livepage", "logs", "observers", "pacing"),
-        *("recorder", "sideports", "telemetry", "traced", "tracing", "watchclient", "watchdog"),
+        *("recorder", "recording", "sideports", "telemetry", "traced", "tracing", "watchclient", "watchdog"),
         "watcher",
     ),
 }

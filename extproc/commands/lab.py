@@ -14,6 +14,7 @@ import typer
 
 from extproc.commands.failure import FAILED, PASSED_ON, failure, http_url
 from extproc.commands.hints import own_command
+from extproc.commands.labrecord import record
 from extproc.commands.labrun import DEFAULT_OUT, newest, read_json, read_result, result_path, run
 from extproc.commands.panels import Commands
 from extproc.errors import ExtprocError
@@ -184,6 +185,9 @@ def calibrate_command(
     except (ExtprocError, ValueError, OSError, aiohttp.ClientError) as error:
         said = tls_failure(error, trust=SYSTEM_TRUST) or str(error) or type(error).__name__
         raise failure(said, FAILED) from error
+
+
+lab_app.command("record")(record)
 
 
 @lab_app.command("loadtest", context_settings=PASSED_ON)
