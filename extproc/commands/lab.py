@@ -16,6 +16,7 @@ from extproc.commands.failure import FAILED, PASSED_ON, failure, http_url
 from extproc.commands.hints import own_command
 from extproc.commands.labrecord import record
 from extproc.commands.labrun import DEFAULT_OUT, newest, read_json, read_result, result_path, run
+from extproc.commands.labwhatif import whatif
 from extproc.commands.panels import Commands
 from extproc.errors import ExtprocError
 from extproc.files.refusals import tls_failure
@@ -188,6 +189,7 @@ def calibrate_command(
 
 
 lab_app.command("record")(record)
+lab_app.command("whatif")(whatif)
 
 
 @lab_app.command("loadtest", context_settings=PASSED_ON)

@@ -63,6 +63,7 @@ def record(
         names = Names(os.urandom(MIN_KEY_BYTES) if key_file is None else _key(key_file), plain)
         context = client_tls(tls, tls_ca, tls_cert, tls_key)
         recording = Recording(names, len(targets))
+        typer.echo(f"recording {', '.join(targets)} for {minutes:g} minutes", err=True)
         with suppress(KeyboardInterrupt):  # what was recorded until then is a record
             asyncio.run(
                 record_all(targets, recording, sys.stdout, seconds=60 * minutes, tls=context)
