@@ -15,7 +15,7 @@ import typer
 from extproc.commands.failure import FAILED, failure
 from extproc.commands.watch import client_tls
 from extproc.files.reading import read_key
-from extproc.observe.recording import MAX_KEY_BYTES, MIN_KEY_BYTES, Names, Recording
+from extproc.observe.recording import MAX_KEY_BYTES, MIN_KEY_BYTES, RecordNames, Recording
 from extproc.observe.watchclient import WatchError, watch
 
 _AGAIN_S = 1.0
@@ -60,7 +60,9 @@ def record(
         raise failure("--tls-key needs --tls-cert")
     targets = router or ["127.0.0.1:9002"]
     try:
-        names = Names(os.urandom(MIN_KEY_BYTES) if key_file is None else _key(key_file), plain)
+        names = RecordNames(
+            os.urandom(MIN_KEY_BYTES) if key_file is None else _key(key_file), plain
+        )
         context = client_tls(tls, tls_ca, tls_cert, tls_key)
         recording = Recording(names, len(targets))
         typer.echo(f"recording {', '.join(targets)} for {minutes:g} minutes", err=True)

@@ -48,7 +48,7 @@ def whatif(
         typer.Option(min=1, help="The pods' --max-cpu-loras; by default as many as slots."),
     ] = None,
     added_ms: Annotated[
-        float, typer.Option(min=0, help="What network and Envoy add to a first token, ms.")
+        float, typer.Option(min=0, help="Time that network and Envoy add to a first token, ms.")
     ] = 0.0,
     requests: Annotated[
         int, typer.Option(min=100, help="Requests to send: the busiest stretch of the record.")

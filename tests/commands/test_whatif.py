@@ -6,14 +6,13 @@ import io
 from pathlib import Path
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from extproc.commands.lab import lab_app
 from extproc.commands.labrecord import record_all
 from extproc.lab.workload.recorded import Record
 from extproc.observe.decisions import DecisionsService
-from extproc.observe.recording import Names, Recording
+from extproc.observe.recording import RecordNames, Recording
 from extproc.observe.watchclient import WatchError
 from extproc.pods.completion import PickEnd
 from extproc.types import Outcome, Pick
@@ -99,7 +98,7 @@ def test_slots_that_nobody_knows_are_asked_for(tmp_path: Path) -> None:
 
 
 async def test_a_router_s_decisions_are_written_and_lost_connections_counted() -> None:
-    service, out, recording = DecisionsService(), io.StringIO(), Recording(Names(b"k" * 16))
+    service, out, recording = DecisionsService(), io.StringIO(), Recording(RecordNames(b"k" * 16))
     first = picked()
     assert isinstance(first.decision, Pick)
     async with serving(service) as port:
@@ -120,12 +119,12 @@ async def test_a_router_s_decisions_are_written_and_lost_connections_counted() -
 async def test_a_record_ends_after_its_time() -> None:
     out = io.StringIO()
     async with serving(DecisionsService()) as port:
-        await record_all([f"127.0.0.1:{port}"], Recording(Names(b"k")), out, seconds=0.1)
+        await record_all([f"127.0.0.1:{port}"], Recording(RecordNames(b"k")), out, seconds=0.1)
     assert out.getvalue().startswith("arrival_s")
 
 
 async def test_a_router_that_does_not_answer_at_first_ends_it() -> None:
-    recording = Recording(Names(b"k" * 16), 1)
+    recording = Recording(RecordNames(b"k" * 16), 1)
     with pytest.raises(WatchError):
         await record_all(["127.0.0.1:1"], recording, io.StringIO(), seconds=60)
 

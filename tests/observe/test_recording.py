@@ -11,7 +11,7 @@ import pytest
 
 from extproc.gen.client.extproc.v1 import Candidate, Decision, Outcome, Pick, Rejection
 from extproc.observe import recording as module
-from extproc.observe.recording import COLUMNS, OPEN, REFUSED, Names, Recording
+from extproc.observe.recording import COLUMNS, OPEN, REFUSED, RecordNames, Recording
 
 KEY = b"sixteen bytes at least"
 BEGAN = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -61,7 +61,7 @@ def summary(recording: Recording) -> Any:
 
 
 def plain(num_routers: int = 1) -> Recording:
-    return Recording(Names(KEY, is_plain=True), num_routers)
+    return Recording(RecordNames(KEY, is_plain=True), num_routers)
 
 
 def test_a_request_is_a_line_when_it_has_ended() -> None:
@@ -106,7 +106,7 @@ def test_a_refused_request_is_a_line_without_tokens_or_a_name_in_clear() -> None
     (row,) = rows(text_of(recording, decision))
 
     assert (row["outcome"], row["status"], row["prompt_tokens"]) == (REFUSED, "404", "")
-    assert row["adapter"] == Names(KEY).hashed("my secret")
+    assert row["adapter"] == RecordNames(KEY).hashed("my secret")
 
 
 SECRETS = ("prompt-mark", "tenant-mark", "route-mark", "objective-mark")
@@ -131,7 +131,7 @@ def test_texts_of_requests_and_names_are_not_in_a_record(is_plain: bool) -> None
     )
     decision.explanation = "explained-mark"
     refused = Rejection(model="prompt-mark", message="prompt-mark", why="prompt-mark", path="/p")
-    recording = Recording(Names(KEY, is_plain), 1)
+    recording = Recording(RecordNames(KEY, is_plain), 1)
     text = text_of(
         recording,
         decision,
@@ -145,8 +145,8 @@ def test_texts_of_requests_and_names_are_not_in_a_record(is_plain: bool) -> None
 
 
 def test_a_hash_cannot_be_had_without_the_key_and_is_the_same_with_it() -> None:
-    own, other = Names(KEY), Names(KEY[::-1])
-    assert own.hashed("sql") == Names(KEY).hashed("sql") != other.hashed("sql")
+    own, other = RecordNames(KEY), RecordNames(KEY[::-1])
+    assert own.hashed("sql") == RecordNames(KEY).hashed("sql") != other.hashed("sql")
     assert own.hashed("sql") != own.hashed("chat")
     assert own.hashed("") == ""
     assert own.shown("sql") == own.hashed("sql")

@@ -74,7 +74,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """What a case would have given, with 95 % intervals.
+    """The figures that a case would have given, with 95 % intervals.
 
     Attributes:
         served_well: Part of the requests.
@@ -101,7 +101,7 @@ def simulate(
         record: The requests.
         settings: The fleet, but for what the case says.
         case: The policy, and how many pods and slots there are.
-        added_s: What network and Envoy add to each time, which the model leaves out.
+        added_s: Time that network and Envoy add, which the model leaves out.
 
     Raises:
         ValueError, TypeError: There is no such policy, or no such fleet.

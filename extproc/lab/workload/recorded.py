@@ -36,7 +36,7 @@ class Record:
     """A stretch of a record.
 
     Attributes:
-        requests: Those that pods answered, in the order of arrival.
+        requests: In the order of arrival, all answered by pods.
         num_left_out: Others of the whole record: refused, failed, without an end, or too long.
         num_pods: That could take requests at its middle.
         max_loras: Their slots; None where unknown or not the same.
@@ -73,7 +73,7 @@ class Record:
         return replace(self, requests=tuple(requests))
 
     def busiest(self, num_requests: int) -> Record:
-        """Return the so many consecutive requests that came in the shortest time."""
+        """Return so many consecutive requests, those that came in the shortest time."""
         times_s, num = [each.arrival.at_s for each in self.requests], num_requests
         if len(times_s) <= num:
             return self

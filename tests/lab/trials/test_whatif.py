@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
@@ -116,7 +117,7 @@ def answered(number: int, ttft_s: float | None) -> LabFlight:
     return flight
 
 
-def made(ttfts_s: list[float | None]) -> FleetResult:
+def made(ttfts_s: Sequence[float | None]) -> FleetResult:
     flights = [answered(number, ttft_s) for number, ttft_s in enumerate(ttfts_s)]
     return FleetResult(flights, [PodTotals("pod", len(flights) // 10, 0)], 0.0, 2_000.0)
 
@@ -127,11 +128,8 @@ def test_prospects_are_those_of_the_runs_with_gains_over_the_first() -> None:
     cases = [FOUNDING, Case("least_harm", 2, 2)]
     first, second = prospects(cases, {cases[0]: slow, cases[1]: fast}.__getitem__, Slo())
 
-    assert (first.served_well.mean, first.gain, first.ttft_p50_s.mean) == (
-        0.5,
-        Interval(0.0, 0.0, 0.0),
-        pytest.approx(0.1),
-    )
+    assert (first.served_well.mean, first.gain) == (0.5, Interval(0.0, 0.0, 0.0))
+    assert first.ttft_p50_s.mean == pytest.approx(0.1)
     assert (second.case, second.served_well.mean, second.gain.mean) == (cases[1], 0.75, 0.25)
     assert second.ttft_p99_s.mean == inf  # one in four has no first token
     assert (second.loads_per_1000, second.worst_adapter) == (100, 0.75)
