@@ -86,7 +86,7 @@ async def test_endpoint_discovery_keeps_envoys_pods_current(
         await knows_pods(envoy, 3)
         await eventually(lambda: _is_served_by(client, "only-2", "pod-2"))
         path.write_text("{not a list of pods")
-        await eventually(lambda: has_logged_error(router, "endpoints:"))
+        await eventually(lambda: has_logged_error(router, "pods:"))
         kept = await client.chat("only-2")
         write(pods[1:])
         await knows_pods(envoy, 2)
