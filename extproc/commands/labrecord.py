@@ -15,7 +15,7 @@ import typer
 from extproc.commands.failure import FAILED, failure
 from extproc.commands.watch import client_tls
 from extproc.files.reading import read_key
-from extproc.observe.recording import MAX_KEY_BYTES, MIN_KEY_BYTES, RecordNames, Recording
+from extproc.observe.recording import MAX_KEY_BYTES, MIN_KEY_BYTES, Recording, RecordNames
 from extproc.observe.watchclient import WatchError, watch
 
 _AGAIN_S = 1.0

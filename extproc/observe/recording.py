@@ -1,7 +1,7 @@
 """A record of traffic: one line of CSV for each request, from the decisions of running routers.
 
 The laboratory reads it as a trace, and judges its model by it (`extproc lab whatif`). It has sizes
-and times, and no texts of requests. RecordNames are hashed with a key: of tenants and routes always, and
+and times, and no texts of requests. Names are hashed with a key: of tenants and routes always, and
 of models that were asked for in vain, which are texts of clients; of adapters and pods unless plain
 names are asked for.
 """

@@ -12,7 +12,7 @@ from extproc.commands.lab import lab_app
 from extproc.commands.labrecord import record_all
 from extproc.lab.workload.recorded import Record
 from extproc.observe.decisions import DecisionsService
-from extproc.observe.recording import RecordNames, Recording
+from extproc.observe.recording import Recording, RecordNames
 from extproc.observe.watchclient import WatchError
 from extproc.pods.completion import PickEnd
 from extproc.types import Outcome, Pick

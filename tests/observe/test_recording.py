@@ -11,7 +11,7 @@ import pytest
 
 from extproc.gen.client.extproc.v1 import Candidate, Decision, Outcome, Pick, Rejection
 from extproc.observe import recording as module
-from extproc.observe.recording import COLUMNS, OPEN, REFUSED, RecordNames, Recording
+from extproc.observe.recording import COLUMNS, OPEN, REFUSED, Recording, RecordNames
 
 KEY = b"sixteen bytes at least"
 BEGAN = datetime(2026, 5, 1, 12, tzinfo=UTC)
