@@ -499,7 +499,7 @@ CEILINGS = {
     "pods": 2_966,
     "envoy": 809,
     "queue": 912,
-    "adapters": 4_012,
+    "adapters": 4_019,
     "routing": 1_718,
     "request": 2_750,
     "peers": 1_024,

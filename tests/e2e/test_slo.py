@@ -23,6 +23,7 @@ STEP_S = 0.03
 NUM_TOKENS = 50
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", list(Mode))
 async def test_a_streamed_response_is_judged_by_its_first_token(mode: Mode) -> None:
     """The pod sends the headers at once in each case."""
