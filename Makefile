@@ -56,7 +56,9 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loads
 test: $(DEV)
 	$(PYTEST) -m 'not slow and not long and not vllm and not docker'
 
-# What `make test` leaves out, except for a real vLLM and for what is `long`.
+# What `make test` leaves out, except for a real vLLM and for what is `long`. These tests wait for their
+# processes most of the time: two workers a core.
+test-all: export PYTEST_XDIST_AUTO_NUM_WORKERS = $(shell python3 -c 'import os; print(2 * os.cpu_count())')
 test-all: $(DEV) $(HELM)
 	$(PYTEST) -m '(slow or docker) and not long and not vllm'
 

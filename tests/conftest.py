@@ -32,8 +32,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         marks = {mark.name for mark in item.iter_markers()}
         if marks & {"e2e", "kubernetes"} and "smoke" not in marks:
             item.add_marker(pytest.mark.slow)
+    _leave_cases_for_where_there_is_time(items)
     if "PYTEST_XDIST_WORKER" in os.environ:
         _put_the_longest_first(items, float(config.getini("timeout")))
+
+
+def _leave_cases_for_where_there_is_time(items: list[pytest.Item]) -> None:
+    """Mark as long what is beyond `few(NUMBER)` cases of a test; those that stay are spread over
+    all, so that each of several parameters has different values."""
+    cases: dict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        few = item.get_closest_marker("few")
+        if few is not None:
+            cases[item.nodeid.partition("[")[0], few.args[0]].append(item)
+    for (_, num), each in cases.items():
+        kept = {number * len(each) // num for number in range(num)}
+        for number, item in enumerate(each):
+            if number not in kept:
+                item.add_marker(pytest.mark.long)
 
 
 def _put_the_longest_first(items: list[pytest.Item], default_s: float) -> None:

@@ -83,6 +83,7 @@ def test_it_compares_the_policies_explains_a_request_and_leaves_nothing(
     assert list(tmp_path.glob("extproc-*")) == []
 
 
+@pytest.mark.few(2)
 @pytest.mark.e2e
 @slow
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ NUM_PROCESSES = 4  # the command, its two workers, and multiprocessing's own
 NUM_TRIALS = 4 * NUM_SCENARIOS  # so many that some are left when the first is noticed
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGINT, signal.SIGKILL]

@@ -255,6 +255,7 @@ async def test_it_serves_pods_with_certificates(
         assert "pod-1 says sql:" in await run(sys.executable, "-c", snippets(up.output)[1])
 
 
+@pytest.mark.few(1)
 @pytest.mark.e2e
 @slow
 @pytest.mark.parametrize("program", ["serve", "envoy.yaml"], ids=["router", "envoy"])
@@ -276,6 +277,7 @@ async def test_if_a_process_dies_it_says_so_with_its_log_and_ends(
     assert "serving on" in said or name == "envoy"
 
 
+@pytest.mark.few(1)
 @pytest.mark.e2e
 @slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

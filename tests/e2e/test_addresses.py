@@ -14,6 +14,7 @@ from tests.servers import needs_ipv6
 NUM_REQUESTS = 10
 
 
+@pytest.mark.few(1)
 @needs_ipv6
 @pytest.mark.parametrize("mode", list(Mode))
 async def test_a_pod_is_found_however_its_address_is_written(

@@ -63,6 +63,7 @@ def test_pods_and_other_routers_of_one_process_say_what_they_do() -> None:
     assert all(before[each] < after[each] for each in ("pages", "told_bytes", "heard_bytes"))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("wrk") is None, reason="needs wrk")
 def test_what_one_of_several_routers_costs_is_printed_and_kept(

@@ -211,6 +211,7 @@ async def _has_connections(envoy: EnvoyProcess, num: int) -> bool:
 # --- time ------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", list(Mode))
 async def test_a_slow_body_times_out_and_a_slow_response_does_not(
     mode: Mode, http: aiohttp.ClientSession

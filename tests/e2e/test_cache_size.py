@@ -38,6 +38,7 @@ async def learned(router: RouterProcess) -> list[float]:
     return [float(line.removeprefix(name)) for line in page.splitlines() if line.startswith(name)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("configured", "num_warnings"), [(16, 1), pytest.param(PLACES, 0, marks=pytest.mark.long)]
 )

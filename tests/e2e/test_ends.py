@@ -143,6 +143,7 @@ def outcome_of(mode: str, answer: Answer, seen: str) -> str:
     return "completed" if mode != "NONE" or answer is Answer.EMPTY else "unknown"
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("is_http2", [False, True], ids=["http1", "http2"])
 @pytest.mark.parametrize("mode", MODES)
 async def test_what_was_not_seen_whole_is_never_completed(
@@ -184,6 +185,7 @@ async def test_responses_of_a_killed_pod_have_failed(http: aiohttp.ClientSession
         assert +(await running.outcomes()) == Counter(failed=num)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", MODES[1:])
 async def test_a_pod_that_fails_gets_few_requests_without_an_access_log(
     http: aiohttp.ClientSession, mode: str

@@ -107,6 +107,7 @@ async def is_served(client: Client) -> bool:
     return outcome(await client.chat("shared")) == "served"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", list(Mode))
 async def test_envoy_comes_up_before_the_router(
     mode: Mode, pods: list[RunningPod], http: aiohttp.ClientSession

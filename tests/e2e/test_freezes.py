@@ -71,6 +71,7 @@ async def service(request: pytest.FixtureRequest) -> AsyncIterator[Service]:
         yield running
 
 
+@pytest.mark.few(1)
 async def test_short_freezes_cost_no_request(service: Service, http: aiohttp.ClientSession) -> None:
     """Shorter than any time limit, in random order: requests wait, and the counts add up."""
     rng = random.Random(7)
@@ -87,6 +88,7 @@ async def test_short_freezes_cost_no_request(service: Service, http: aiohttp.Cli
     await service.check_counts(load)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_router_frozen_for_longer_than_envoy_waits_costs_clear_errors(
     mode: Mode, http: aiohttp.ClientSession

@@ -65,6 +65,7 @@ def send(client: Client, model: str, num: int) -> list[asyncio.Task[Answer]]:
     return [loop.create_task(client.chat(model)) for _ in range(num)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("policy", POLICIES)
 async def test_when_all_pods_die_what_is_held_waits_and_is_answered_once_they_are_back(

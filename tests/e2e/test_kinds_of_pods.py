@@ -83,6 +83,7 @@ async def test_small_pods_get_as_many_adapters_as_they_have_slots(
     }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", ["founding", "least_harm"])
 async def test_an_adapter_of_rank_64_never_reaches_a_pod_of_rank_16(
     http: aiohttp.ClientSession, tmp_path: Path, policy: str

@@ -108,6 +108,7 @@ async def has_begun(envoy: EnvoyProcess, num_requests: int) -> bool:
     return (await envoy.stats(name))[name] >= num_requests
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("body", [pytest.param(MODES[0], marks=pytest.mark.long), *MODES[1:]])
 async def test_stalled_and_whole_uploads_at_once_neither_end_the_router_nor_harm_others(
     body: BodyDelivery, pods: list[RunningPod], http: aiohttp.ClientSession

@@ -80,6 +80,7 @@ async def is_shown_as(router: RouterProcess, address: str, field: str) -> bool:
     return bool({each["address"]: each for each in endpoints}[address][field])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("how", ["400", "500", "reset"])
 @pytest.mark.parametrize("policy", ["founding", "least_pending"])
 async def test_a_pod_that_fails_at_once_attracts_no_traffic(
@@ -145,6 +146,7 @@ async def test_no_client_sees_that_a_pod_is_full_while_another_has_room(
     assert num_ejected == 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", ["founding", "least_pending"])
 async def test_a_pod_that_refuses_connections_attracts_no_traffic(
     policy: str, http: aiohttp.ClientSession

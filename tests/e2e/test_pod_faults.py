@@ -92,6 +92,7 @@ async def envoy_with_causes(mode: Mode, router: RouterProcess) -> AsyncIterator[
         yield envoy
 
 
+@pytest.mark.few(1)
 @IN_BOTH_MODES
 async def test_a_killed_pod_costs_no_request_that_has_no_byte_of_its_answer(
     mode: Mode, http: aiohttp.ClientSession
@@ -148,7 +149,8 @@ async def test_without_another_pod_the_same_one_is_dialled_again(
 ) -> None:
     async with (
         own_pods() as pods,
-        RouterProcess(router_config(pods, scrape=UNASKED)) as router,
+        # Else the retry waits for the pod: its closed connection may be noticed in time.
+        RouterProcess(router_config(pods, scrape=UNASKED, request={"max_hold_s": 0})) as router,
         running_envoy(Mode.ORIGINAL_DST, router) as envoy,
     ):
         client = Client(envoy.url, http)
@@ -160,6 +162,7 @@ async def test_without_another_pod_the_same_one_is_dialled_again(
     assert list(refused.values()) == [2]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("body", list(BodyDelivery), ids=str)
 async def test_the_whole_body_goes_to_a_fallback_in_every_body_mode(
     body: BodyDelivery, http: aiohttp.ClientSession
@@ -182,6 +185,7 @@ async def test_the_whole_body_goes_to_a_fallback_in_every_body_mode(
     assert sum(refused.values()) >= 1
 
 
+@pytest.mark.few(3)
 @IN_BOTH_MODES
 @pytest.mark.parametrize(
     ("path", "num_deaths", "expected", "num_pods"),

@@ -68,6 +68,7 @@ async def gateway(
         yield Client(envoy.url, http), routers
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("chart", PLAIN_CHARTS)
 async def test_ten_calls_make_one_decision(
     pods: list[RunningPod], http: aiohttp.ClientSession, chart: Chart
@@ -143,6 +144,7 @@ async def test_a_client_that_writes_our_headers_is_decided_as_any_other(
         assert decided == 2
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("response", ["NONE", "BUFFERED", "STREAMED", "FULL_DUPLEX_STREAMED"])
 @pytest.mark.parametrize("has_log", [False, True])
 async def test_ten_calls_with_a_whole_body_make_one_decision(

@@ -64,6 +64,7 @@ async def test_a_router_that_is_not_ready_costs_no_request_where_envoy_fails_ope
     assert Counter(map(outcome, answers)) == {"served": 30}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", [Mode.ORIGINAL_DST, Mode.FULL_DUPLEX])
 async def test_a_router_that_is_not_ready_leaves_requests_to_the_other(
     mode: Mode, pods: list[RunningPod], http: aiohttp.ClientSession, tmp_path: Path
@@ -119,6 +120,7 @@ async def two_routers(pods: list[RunningPod]) -> AsyncIterator[list[RouterProces
         yield [first, second]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", list(Mode))
 async def test_a_restarted_router_is_asked_again_once_it_passes_a_health_check(
     mode: Mode, two_routers: list[RouterProcess], http: aiohttp.ClientSession

@@ -112,6 +112,7 @@ async def fleet(
 # --- counts ----------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("num_routers", [2, 3])
 async def test_each_router_learns_how_its_picks_ended_though_one_gets_the_whole_log(
     num_routers: int, http: aiohttp.ClientSession
@@ -214,6 +215,7 @@ async def test_no_request_fails_during_a_rolling_restart_of_the_routers(
     assert known == [2, 2]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", [Mode.ORIGINAL_DST, Mode.OVERRIDE_HOST], ids=str)
 async def test_a_router_that_hangs_costs_at_most_what_it_has_half_answered(
     http: aiohttp.ClientSession, mode: Mode
@@ -278,6 +280,7 @@ async def test_the_log_leaves_a_router_whose_node_is_gone_and_the_counts_are_tru
     assert in_force == {"access_log": 1, "pages": 0, "response": 0}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", [Mode.ORIGINAL_DST, Mode.OVERRIDE_HOST], ids=str)
 async def test_a_killed_router_costs_at_most_its_undecided_requests(
     http: aiohttp.ClientSession, mode: Mode

@@ -40,6 +40,7 @@ class Pod:
         return web.json_response({"usage": {}})
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("mode", "body", "becomes"),
     [

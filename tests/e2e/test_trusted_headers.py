@@ -70,6 +70,7 @@ def gateway(router: RouterProcess, append_action: str, *, is_early: bool) -> Env
     return EnvoyProcess(yaml.safe_dump(bootstrap))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("is_early", [False, True])
 @pytest.mark.parametrize("trusted", ["model_rewrite", NEW])
 async def test_a_header_that_a_client_adds_to_the_gateway_s_never_counts(

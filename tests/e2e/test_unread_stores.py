@@ -178,6 +178,7 @@ async def listed(client: Client) -> set[str]:
     return {model["id"] for model in answer.json["data"]}
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "kind",
     [

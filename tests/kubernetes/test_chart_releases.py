@@ -111,6 +111,7 @@ def test_an_upgrade_ends_no_router_that_autoscaling_takes_over_or_has_started(
     assert (taken_over, num_routers(api_server, helm.namespace)) == (5, 4)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_a_release_is_what_kubectl_applies_of_the_overlay(
     api_server: ApiServer, helm: Releases, overlay: str, tmp_path: Path
@@ -132,6 +133,7 @@ def test_a_release_is_what_kubectl_applies_of_the_overlay(
     assert there(api_server, helm.namespace, overlay) == by_chart
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_a_release_is_upgraded_rolled_back_and_uninstalled(
     api_server: ApiServer, helm: Releases, overlay: str

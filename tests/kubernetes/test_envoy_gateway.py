@@ -361,6 +361,7 @@ async def test_a_router_that_is_killed_costs_no_request(installed: Installed) ->
     assert set(statuses) == {200}
 
 
+@pytest.mark.few(1)
 async def test_the_log_leaves_a_router_whose_node_is_gone(installed: Installed) -> None:
     """Without a reset: Envoy's pings find it. Requests fail that it had half answered, no later."""
     routers = installed.routers

@@ -48,6 +48,7 @@ def llm(api_server: ApiServer, crds: Path) -> str:
     return "llm"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_an_overlay_is_applied_by_one_command(
     api_server: ApiServer, llm: str, overlay: str
@@ -191,6 +192,7 @@ SPARE = {
 """Rights for a cluster with other definitions than those that count in this one."""
 
 
+@pytest.mark.few(2)
 async def test_the_service_needs_exactly_the_rights_that_it_is_granted(
     applied: Applied, tmp_path: Path
 ) -> None:

@@ -104,6 +104,7 @@ def translated(text: str, pods: list[RunningPod], router: RouterProcess) -> Tran
     return found
 
 
+@pytest.mark.few(1)
 async def test_a_prompt_of_200_kb_passes_over_http_2(gateway: Gateway) -> None:
     answer = await h2_request(gateway.envoy.port, chat("only-1", padding_bytes=PROMPT_BYTES))
     assert (answer.status, answer.served_by) == (200, "pod-1")
@@ -201,6 +202,7 @@ async def test_a_killed_pod_is_a_clear_503(tmp_path: Path) -> None:
     assert (other.status, other.served_by) == (200, "pod-1")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("state", ["dead", "hangs"])
 async def test_without_the_router_nothing_is_served_though_envoy_knows_the_pods(
     tmp_path: Path, state: str
@@ -244,6 +246,7 @@ async def test_without_the_router_nobody_is_dialled(tmp_path: Path, header: str)
 # --- Envoy Gateway's own conditions ---------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("overlay", [OVERRIDE, ORIGINAL])
 async def test_without_a_ready_router_envoy_gateway_reports_it(overlay: str) -> None:
     """A headless Service without endpoints: what docs/envoy-gateway.md warns of."""

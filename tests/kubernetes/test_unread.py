@@ -173,6 +173,7 @@ def _is_of_routes(is_broken: bool, parameter: str, request: web.Request) -> bool
     return is_broken and request.path.endswith("/llmroutes") and is_asked
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("crds", "definition")
 @pytest.mark.parametrize("trouble", [right, half_a_list, server_error])
 async def test_routes_that_cannot_be_read_are_unknown_at_a_start_and_stay_as_they_were_later(
@@ -218,6 +219,7 @@ async def test_a_router_that_cannot_read_them_is_not_ready_and_serves_what_reach
             await asyncio.gather(starting, return_exceptions=True)
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("crds", "definition")
 @pytest.mark.parametrize("overlay", ["inference-pool", "envoy-gateway"])
 async def test_a_route_that_is_deleted_while_no_router_runs_leaves_nothing_public(

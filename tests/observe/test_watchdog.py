@@ -70,6 +70,7 @@ async def ask(router: RouterProcess, model: str) -> None:
         await clients.route(channel, model)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("hang", HANGS)
 async def test_a_loop_that_stands_still_ends_the_process_which_says_where_it_was(
     tmp_path: Path, hang: str

@@ -51,8 +51,7 @@ class Watched:
         return False
 
     async def is_usual(self) -> bool:
-        # On a slow machine the budget of all pods may stretch it a little, too.
-        return 0 < await self.interval_s() <= 2 * INTERVAL_S
+        return 0 < await self.interval_s() <= 1.5 * INTERVAL_S  # a late loop adds a little
 
     async def send(self, channel: clients.Channel) -> None:
         while True:
@@ -77,7 +76,10 @@ async def test_busy_loops_stretch_scrapes_and_neither_requests_nor_reports_are_l
     async with running_pods(*configs) as pods:
         config = {
             "discovery": {"static": [pod.address for pod in pods]},
-            "scrape": {"interval_s": INTERVAL_S, "expiry_s": 20.0, "timeout_s": 10.0},
+            "scrape": {
+                **{"interval_s": INTERVAL_S, "expiry_s": 20.0, "timeout_s": 10.0},
+                "budget": 1.0,  # else a slow machine stretches them without any load
+            },
         }
         async with (
             RouterProcess(config) as router,
@@ -88,7 +90,6 @@ async def test_busy_loops_stretch_scrapes_and_neither_requests_nor_reports_are_l
             async with beside(watched.send(channel)), beside(watched.look()):
                 usual = os.sched_getaffinity(router.pid)
                 os.sched_setaffinity(router.pid, {cpu})
-                os.setpriority(os.PRIO_PROCESS, router.pid, 19)
                 with ExitStack() as loops:
                     for num in NUM_LOOPS:
                         loops.enter_context(busy_loops(num, cpu=cpu))

@@ -204,6 +204,7 @@ def test_a_url_is_compared_by_its_own_adapters(tmp_path: Path) -> None:
         assert {run.target for run in runs} == {"url:pod-0", "url:pod-1"}
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 @pytest.mark.timeout(240)
 def test_a_suite_is_run_for_real_and_in_virtual_time(tiny: str, tmp_path: Path) -> None:

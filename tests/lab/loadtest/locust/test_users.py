@@ -156,6 +156,7 @@ async def test_workers_without_a_user_each_are_refused(pod: RunningPod, tmp_path
 # --- in locust's web UI -----------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("num_workers", [0, 2])
 async def test_a_test_stops_by_itself_and_another_can_begin(
     pod: RunningPod, num_workers: int
