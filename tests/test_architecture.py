@@ -557,11 +557,6 @@ def test_no_room_is_above_its_ceiling() -> None:
     assert above(CEILINGS) == []
 
 
-def test_a_room_above_its_ceiling_is_found() -> None:
-    assert above({"files": 1, "wire": 1_000_000})[0].startswith("files: ")
-    assert len(above({"files": 1, "wire": 1_000_000})) == 1
-
-
 def twice(names: Iterable[tuple[str, str]]) -> list[str]:
     """Return each name that is given in several places, with those."""
     places = defaultdict[str, list[str]](list)
@@ -586,7 +581,3 @@ def test_a_file_s_name_is_given_once() -> None:
         for module in trees()
         if not is_in(module, *ours(*NAMED_AFTER_OTHERS)) and module not in packages
     )
-
-
-def test_a_name_that_is_given_twice_is_found() -> None:
-    assert twice([("a", "here"), ("b", "here"), ("a", "there")]) == ["a: here, there"]
