@@ -24,7 +24,7 @@ STEPS = {"A request": "request", "A scrape": "report", "An access log entry": "l
 class One(Load):
     """One request, one entry and one report at a time."""
 
-    burst = num_entries = num_reports = 1  # type: ignore[assignment]
+    burst = num_entries = num_reports = 1
 
 
 @cache

@@ -94,7 +94,7 @@ class Scene:
         rates = self.catalog.demand.rates(self.now)
         return self.catalog.planner.tick(pods, rates, held, now=self.now)
 
-    def ask(self, model: str, **fields: object) -> Pick | Rejection | Wait | Ticket:
+    def ask(self, model: str, **fields: Any) -> Pick | Rejection | Wait | Ticket:
         return ask(self.router, model=model, now=self.now, **fields)
 
     def ask_at(self, arrived_s: float) -> Pick | Rejection | Wait | Ticket:
