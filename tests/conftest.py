@@ -17,7 +17,7 @@ from extproc.observe.logs import RepeatLimit
 for name in ("COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "TTY_COMPATIBLE"):
     os.environ.pop(name, None)
 
-FEW, MANY = 25, 100
+FEW, MANY = 15, 100
 """Examples of a property: in each run, and where there is time (`make coverage`)."""
 
 # No deadline: a slow machine is no failure, and benchmarks measure time.

@@ -130,8 +130,7 @@ class Chaos:
         return found
 
 
-@pytest.mark.parametrize("tells_process", [True, False])
-@pytest.mark.parametrize(("seed", "num_planners"), [(1, 1), (2, 1), (3, 2), (4, 2)])
+@pytest.mark.parametrize(("seed", "num_planners", "tells_process"), [(1, 1, False), (3, 2, True)])
 def test_thirty_seconds_after_the_last_trouble_all_is_as_declared(
     seed: int, num_planners: int, tells_process: bool
 ) -> None:

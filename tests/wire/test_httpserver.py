@@ -367,7 +367,7 @@ async def test_whatever_a_connection_sends_little_of_it_is_kept(
             gc.collect()
             tracemalloc.start()
             try:
-                sending = (send_what_is_taken(each, then, 2**20) for each in clients)
+                sending = (send_what_is_taken(each, then, 2**18) for each in clients)
                 await asyncio.gather(*sending)
                 await served.get()
                 held_bytes, _ = tracemalloc.get_traced_memory()

@@ -23,7 +23,7 @@ from tests.adapters.stores.media import (
 )
 from tests.builders import Clock
 
-NUM_PROCESSES, NUM_EACH = 3, 15
+NUM_PROCESSES, NUM_EACH = 2, 10
 
 
 def _count(kind: str, folder: Path, server: RedisServer | None, num: int | None) -> None:
