@@ -110,8 +110,8 @@ class Facts:
     """The state of one router, by its own account.
 
     Attributes:
-        decisions: The decisions that it keeps, newest first, as at `/debug/decisions`, each behind its
-            wall seconds.
+        decisions: The decisions that it keeps, newest first, as at `/debug/decisions`, each behind
+            its wall seconds.
         pods: As at `/debug/snapshot`.
         warnings: As at `/healthz`, with the reasons why it is not ready.
         slow: Addresses of pods that it calls slow.
