@@ -94,7 +94,7 @@ class BenchedRouter:
         live = LiveConfig(config, None, "", parse=parse_config, configure=parts.configure)
         parts.add_metrics(lambda: not parts.why_not_ready())
         live.add_metrics(parts.telemetry)
-        self.feed = make_feed(parts, parts.why_not_ready, live.warnings)
+        self.feed = make_feed(parts, parts.why_not_ready, list)
         self.set_endpoints(self.addresses)
         for address in self.addresses:
             parts.readiness.record_asked(address, has_listed=True)

@@ -150,11 +150,14 @@ _ANSWERED = {
 class RouteTable:
     """The listed paths, which are routed by `model`.
 
+    Attributes:
+        listed: Their routes, of requests by POST.
+
     Raises ValueError for a path that is not in normal form or is one of ours.
     """
 
     inference_paths: Sequence[str] = DEFAULT_INFERENCE_PATHS
-    _inference: dict[str, Route] = field(init=False, repr=False, compare=False)
+    listed: dict[str, Route] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for path in self.inference_paths:
@@ -170,7 +173,7 @@ class RouteTable:
         prefixed = [path for path, other in PREFIXED_PATHS.items() if other in listed]
         names = {path: PREFIXED_PATHS.get(path, path) for path in (*prefixed, *listed)}
         routes = {p: Route(form if p in FORM_PATHS else json, name) for p, name in names.items()}
-        object.__setattr__(self, "_inference", routes)
+        object.__setattr__(self, "listed", routes)
 
     def match(self, method: str, path: str) -> Route | Rejection:
         """Return the route of a request; `path` is the `:path` header, its query included.
@@ -178,9 +181,6 @@ class RouteTable:
         A path that is not listed is 404 UNKNOWN_PATH, one that does not take `method` 405
         METHOD_NOT_ALLOWED. HEAD is allowed where GET is; OPTIONS nowhere: CORS is the gateway's.
         """
-        listed = self._inference.get(path)
-        if listed is not None:  # in normal form, and none of those that come first below
-            return listed if method == "POST" else _allow(listed, method, ("POST",))
         written = path.partition("?")[0]
         normal = MODELS_PATH if written == f"{MODELS_PATH}/" else normalize_path(written)
         if normal is None:
@@ -193,14 +193,14 @@ class RouteTable:
         ours = _ANSWERED.get(normal)
         if ours is not None:
             return _allow(ours, method, _READ)
-        route = self._inference.get(normal)
+        route = self.listed.get(normal)
         if route is not None:
             return _allow(route, method, ("POST",))
         return self._match_stored_response(method, normal)
 
     def _match_stored_response(self, method: str, normal: str) -> Route | Rejection:
         found = _STORED_RESPONSE.fullmatch(normal)
-        if found is None or RESPONSES_PATH not in self._inference:
+        if found is None or RESPONSES_PATH not in self.listed:
             return _UNKNOWN
         route = Route(RouteKind.STORED_RESPONSE, normal, found[1])
         return _allow(route, method, _STORED_METHODS[found[2]])

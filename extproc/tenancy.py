@@ -70,13 +70,3 @@ class SlotUse(Struct, frozen=True, gc=False):
     last_s: float
     priority: int
     flow: str
-
-
-class SlotUses(dict[str, SlotUse]):
-    """By adapter."""
-
-    def sent(self, adapter: str, priority: int, flow: str, *, now: float) -> None:
-        """Count a request that is sent there."""
-        before = self.get(adapter)
-        since_s = now if before is None else before.since_s
-        self[adapter] = SlotUse(since_s, now, priority, flow)

@@ -51,7 +51,7 @@ def _targets(node: ast.AST) -> Iterator[ast.Attribute]:
     """Yield the attributes that a node sets or deletes."""
     if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
         yield node
-    elif isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr":
+    elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "setattr":
         name = node.args[1]
         attribute = name.value if isinstance(name, ast.Constant) else ast.unparse(name)
         yield ast.copy_location(ast.Attribute(node.args[0], str(attribute), ast.Store()), node)

@@ -14,7 +14,9 @@ import typer
 
 from extproc.commands.failure import FAILED, PASSED_ON, failure, http_url
 from extproc.commands.hints import own_command
+from extproc.commands.labrecord import record
 from extproc.commands.labrun import DEFAULT_OUT, newest, read_json, read_result, result_path, run
+from extproc.commands.labwhatif import whatif
 from extproc.commands.panels import Commands
 from extproc.errors import ExtprocError
 from extproc.files.refusals import tls_failure
@@ -184,6 +186,10 @@ def calibrate_command(
     except (ExtprocError, ValueError, OSError, aiohttp.ClientError) as error:
         said = tls_failure(error, trust=SYSTEM_TRUST) or str(error) or type(error).__name__
         raise failure(said, FAILED) from error
+
+
+lab_app.command("record")(record)
+lab_app.command("whatif")(whatif)
 
 
 @lab_app.command("loadtest", context_settings=PASSED_ON)

@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from extproc.commands.failure import failure
+
+
+def client_tls(
+    tls: bool, ca: Path | None, certificate: Path | None, key: Path | None
+) -> ssl.SSLContext | None:
+    """Return the context of the options for TLS; None for plain text.
+
+    Raises:
+        WatchError: A file cannot be used.
+    """
+    from extproc.files.reading import describe_failure
+    from extproc.files.tls import HTTP2, client_context
+    from extproc.observe.watchclient import WatchError
+
+    if not (tls or ca or certificate):
+        return None
+    try:
+        return client_context(ca, certificate=certificate, key=key, protocols=HTTP2)
+    except OSError as error:
+        given = " ".join(str(each) for each in (ca, certificate, key) if each)
+        raise WatchError(f"{given}: {describe_failure(error)}") from error
 
 
 def watch(
@@ -54,8 +76,6 @@ def watch(
     """Follow the router's decisions live, or explain one request."""
     from rich.console import Console
 
-    from extproc.files.reading import describe_failure
-    from extproc.files.tls import HTTP2, client_context
     from extproc.observe import watchclient
 
     if tls_key and not tls_cert:
@@ -63,13 +83,7 @@ def watch(
     console = Console(highlight=False, soft_wrap=True)
 
     async def run() -> None:
-        context = None
-        if tls or tls_ca or tls_cert:
-            try:
-                context = client_context(tls_ca, certificate=tls_cert, key=tls_key, protocols=HTTP2)
-            except OSError as error:
-                given = " ".join(str(each) for each in (tls_ca, tls_cert, tls_key) if each)
-                raise watchclient.WatchError(f"{given}: {describe_failure(error)}") from error
+        context = client_tls(tls, tls_ca, tls_cert, tls_key)
         decisions = watchclient.watch(
             target,
             tls=context,

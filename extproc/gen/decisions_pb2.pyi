@@ -52,7 +52,7 @@ class Decision(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., decision_seconds: _Optional[float] = ..., pick: _Optional[_Union[Pick, _Mapping]] = ..., rejection: _Optional[_Union[Rejection, _Mapping]] = ..., explanation: _Optional[str] = ..., last_outcome: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("number", "pick_id", "request_id", "model", "outcome", "status", "ttft_seconds", "duration_seconds", "served_by", "served_by_name", "attempts")
+    __slots__ = ("number", "pick_id", "request_id", "model", "outcome", "status", "ttft_seconds", "duration_seconds", "served_by", "served_by_name", "attempts", "body_bytes", "output_tokens")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     PICK_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,8 @@ class Outcome(_message.Message):
     SERVED_BY_FIELD_NUMBER: _ClassVar[int]
     SERVED_BY_NAME_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     number: int
     pick_id: str
     request_id: str
@@ -75,10 +77,12 @@ class Outcome(_message.Message):
     served_by: str
     served_by_name: str
     attempts: int
-    def __init__(self, number: _Optional[int] = ..., pick_id: _Optional[str] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., outcome: _Optional[str] = ..., status: _Optional[int] = ..., ttft_seconds: _Optional[float] = ..., duration_seconds: _Optional[float] = ..., served_by: _Optional[str] = ..., served_by_name: _Optional[str] = ..., attempts: _Optional[int] = ...) -> None: ...
+    body_bytes: int
+    output_tokens: float
+    def __init__(self, number: _Optional[int] = ..., pick_id: _Optional[str] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., outcome: _Optional[str] = ..., status: _Optional[int] = ..., ttft_seconds: _Optional[float] = ..., duration_seconds: _Optional[float] = ..., served_by: _Optional[str] = ..., served_by_name: _Optional[str] = ..., attempts: _Optional[int] = ..., body_bytes: _Optional[int] = ..., output_tokens: _Optional[float] = ...) -> None: ...
 
 class Pick(_message.Message):
-    __slots__ = ("id", "request_id", "model", "adapter", "path", "body_bytes", "endpoints", "policy", "reason", "candidates", "held_seconds", "held_for", "served_model")
+    __slots__ = ("id", "request_id", "model", "adapter", "path", "body_bytes", "endpoints", "policy", "reason", "candidates", "held_seconds", "held_for", "served_model", "tenant", "route", "objective")
     ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +96,9 @@ class Pick(_message.Message):
     HELD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     HELD_FOR_FIELD_NUMBER: _ClassVar[int]
     SERVED_MODEL_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
+    OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
     id: str
     request_id: str
     model: str
@@ -105,10 +112,13 @@ class Pick(_message.Message):
     held_seconds: float
     held_for: str
     served_model: str
-    def __init__(self, id: _Optional[str] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., path: _Optional[str] = ..., body_bytes: _Optional[int] = ..., endpoints: _Optional[_Iterable[str]] = ..., policy: _Optional[str] = ..., reason: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., held_seconds: _Optional[float] = ..., held_for: _Optional[str] = ..., served_model: _Optional[str] = ...) -> None: ...
+    tenant: str
+    route: str
+    objective: str
+    def __init__(self, id: _Optional[str] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., path: _Optional[str] = ..., body_bytes: _Optional[int] = ..., endpoints: _Optional[_Iterable[str]] = ..., policy: _Optional[str] = ..., reason: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., held_seconds: _Optional[float] = ..., held_for: _Optional[str] = ..., served_model: _Optional[str] = ..., tenant: _Optional[str] = ..., route: _Optional[str] = ..., objective: _Optional[str] = ...) -> None: ...
 
 class Candidate(_message.Message):
-    __slots__ = ("address", "name", "num_pending", "num_adapter_pending", "num_active_adapters", "loaded", "on_gpu", "known", "kv_usage_ratio")
+    __slots__ = ("address", "name", "num_pending", "num_adapter_pending", "num_active_adapters", "loaded", "on_gpu", "known", "kv_usage_ratio", "max_loras")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUM_PENDING_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +128,7 @@ class Candidate(_message.Message):
     ON_GPU_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     KV_USAGE_RATIO_FIELD_NUMBER: _ClassVar[int]
+    MAX_LORAS_FIELD_NUMBER: _ClassVar[int]
     address: str
     name: str
     num_pending: int
@@ -127,7 +138,8 @@ class Candidate(_message.Message):
     on_gpu: bool
     known: bool
     kv_usage_ratio: float
-    def __init__(self, address: _Optional[str] = ..., name: _Optional[str] = ..., num_pending: _Optional[int] = ..., num_adapter_pending: _Optional[int] = ..., num_active_adapters: _Optional[int] = ..., loaded: _Optional[bool] = ..., on_gpu: _Optional[bool] = ..., known: _Optional[bool] = ..., kv_usage_ratio: _Optional[float] = ...) -> None: ...
+    max_loras: int
+    def __init__(self, address: _Optional[str] = ..., name: _Optional[str] = ..., num_pending: _Optional[int] = ..., num_adapter_pending: _Optional[int] = ..., num_active_adapters: _Optional[int] = ..., loaded: _Optional[bool] = ..., on_gpu: _Optional[bool] = ..., known: _Optional[bool] = ..., kv_usage_ratio: _Optional[float] = ..., max_loras: _Optional[int] = ...) -> None: ...
 
 class Rejection(_message.Message):
     __slots__ = ("status", "reason", "message", "model", "retry_after_seconds", "request_id", "path", "why")

@@ -97,16 +97,18 @@ class EndpointRoom:
             self._num_young += num
         return self._num_new >= self._num_due
 
-    def end(self, picked_at_s: float, num: int = 1) -> None:
-        """Count the end of such a pick."""
+    def end(
+        self, picked_at_s: float, num: int = 1, took_s: float | None = None, num_ended: int = 1
+    ) -> None:
+        """Count the end of such picks; `took_s` is for how long they had their places, in the mean,
+        if they had some."""
         if picked_at_s > self._before_s:
-            self._num_young = max(0, self._num_young - num)
-
-    def took(self, took_s: float, num: int = 1) -> None:
-        """Record how long requests had their places that have ended, in the mean."""
-        kept = LONG_KEPT if num == 1 else LONG_KEPT**num
-        self._took_s = took_s + kept * (self._took_s - took_s)
-        self._took_s2 = took_s**2 + kept * (self._took_s2 - took_s**2)
+            num_young = self._num_young - num
+            self._num_young = num_young if num_young > 0 else 0
+        if took_s is not None:
+            kept = LONG_KEPT if num_ended == 1 else LONG_KEPT**num_ended
+            self._took_s = took_s + kept * (self._took_s - took_s)
+            self._took_s2 = took_s**2 + kept * (self._took_s2 - took_s**2)
 
     @property
     def held_s(self) -> float:
@@ -182,9 +184,9 @@ class EndpointRoom:
         Where nobody knows for how many it has room, it gets some until its next report, whatever
         that shows.
         """
-        most, num_there = self.places(num_known, max_in_flight, is_known=is_known)
-        if most == inf:
+        if max_in_flight is None and self.limit is None:
             return not is_known or self._num_new < self._most_open
+        most, num_there = self.places(num_known, max_in_flight, is_known=is_known)
         return num_there < most
 
     @property

@@ -288,25 +288,22 @@ class Outliers:
 
     # --- state ------------------------------------------------------------------------------
 
-    def standing(self, address: str, *, now: float) -> tuple[bool, bool, bool, float]:
+    def standing(self, address: str, *, now: float) -> tuple[bool, bool, bool, float, bool]:
         """Return how an endpoint stands.
 
         The first part: whether it should get no requests now that other endpoints can take. The
         second: whether a request there was broken off, and no call of ours was answered since. The
         third: whether it is suspect, and gets none before the next pause is over. The fourth: the
-        end of its last ejection, or of the pause; minus infinity without one.
+        end of its last ejection, or of the pause; minus infinity without one. The fifth: whether it
+        is well: neither ejected nor on trial, it has not been suspect of late, and has broken off
+        nothing since it answered a call of ours.
         """
         record = self._records[address]
-        is_suspect, until_s = now <= record.suspect_s, record.until_s
-        ends_s = record.suspect_s if is_suspect else until_s
-        return record.is_out(now), record.broke_s > record.asked_s, is_suspect, ends_s
-
-    def is_well(self, address: str) -> bool:
-        """Return whether an endpoint is neither ejected nor on trial, has not been suspect of late,
-        and has broken off nothing since it answered a call of ours."""
-        record = self._records[address]
-        is_suspect = record.suspect_s > -inf
-        return record.cause is None and not is_suspect and record.broke_s <= record.asked_s
+        suspect_s, has_broken = record.suspect_s, record.broke_s > record.asked_s
+        is_suspect, is_ejected = now <= suspect_s, record.cause is not None
+        ends_s = suspect_s if is_suspect else record.until_s
+        is_well = not (is_ejected or has_broken or suspect_s > -inf)
+        return is_ejected and record.is_out(now), has_broken, is_suspect, ends_s, is_well
 
     # --- inside -----------------------------------------------------------------------------
 

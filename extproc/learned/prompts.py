@@ -85,17 +85,18 @@ class Prompts:
     ) -> None:
         """Add the prompts of `num` requests that were sent at `at_s`, unless they are old, and one
         load."""
-        if now - at_s <= MAX_AGE_S:
-            self._ahead[pick_id] = _Prompt(at_s, num_bytes, load_s, num)
-            num_bytes *= num
-            self._ahead_bytes += num_bytes
-            self._ahead_s += load_s
-            self.sent_bytes += num_bytes
-            self._sent.append((at_s, self.sent_bytes))
-            begun_s = at_s if at_s > self.done_s else self.done_s
-            done_s = begun_s + (num_bytes * self.costs.prompt_s_per_byte + load_s)
-            latest_s = now + MAX_QUEUE_S
-            self.done_s = done_s if done_s < latest_s else latest_s
+        if now - at_s > MAX_AGE_S:
+            return
+        self._ahead[pick_id] = _Prompt(at_s, num_bytes, load_s, num)
+        num_bytes *= num
+        self._ahead_bytes += num_bytes
+        self._ahead_s += load_s
+        self.sent_bytes += num_bytes
+        self._sent.append((at_s, self.sent_bytes))
+        begun_s = at_s if at_s > self.done_s else self.done_s
+        done_s = begun_s + (num_bytes * self.costs.prompt_s_per_byte + load_s)
+        latest_s = now + MAX_QUEUE_S
+        self.done_s = done_s if done_s < latest_s else latest_s
 
     def sent_by(self, at_s: float) -> int:
         """Return all bytes that were sent by then, as far as that is remembered."""
@@ -120,10 +121,11 @@ class Prompts:
 
     def end(self, pick_id: str, *, has_run: bool) -> None:
         """Forget a request that has ended, with a first token if it has run, or is elsewhere."""
-        prompt = self._ahead.get(pick_id)
+        prompt = self._ahead.pop(pick_id, None)
         if prompt is not None:
             num = prompt.num
-            self._drop(pick_id, prompt, num)
+            self._ahead_bytes -= num * prompt.num_bytes
+            self._ahead_s = self._ahead_s - prompt.load_s if self._ahead else 0.0
             if has_run:
                 self._num_counted += num
 
@@ -142,7 +144,8 @@ class Prompts:
             self._drop(number, prompt, taken)
             if has_run:
                 self._num_counted += taken
-        self.bound(now)
+        if self.done_s > now:
+            self.bound(now)
 
     def bound(self, now: float) -> None:
         """Take all prompts but those that are known to be ahead for computed by now."""
@@ -159,10 +162,14 @@ class Prompts:
             self._take(first_tokens - before - self._num_counted)
         self._first_tokens, self._num_counted = first_tokens, 0
         most = report.num_waiting + min(1, report.num_running)
-        seen_by_s = asked_at_s - UNSEEN_S
-        num_seen = sum(each.num for each in self._ahead.values() if each.sent_at_s <= seen_by_s)
-        self._take(num_seen - most)
-        self.bound(now)
+        seen_by_s, num_seen = asked_at_s - UNSEEN_S, 0
+        for prompt in self._ahead.values():
+            if prompt.sent_at_s <= seen_by_s:
+                num_seen += prompt.num
+        if num_seen > most:
+            self._take(num_seen - most)
+        if self.done_s > now:
+            self.bound(now)
         num_waiting = report.num_waiting - (report.num_deferred or 0)
         if num_waiting > 0:
             waits_s = asked_at_s + self._newest_s(num_waiting, asked_at_s)

@@ -13,7 +13,7 @@
 4. A decision that is kept learns how its pick ended, found by the pick's id. A watcher that wants
    outcomes gets them as news, after the decision; `MIN_BEHIND` of them wait for slow watchers.
 
-A decision never contains a prompt or a request header other than `x-request-id`.
+A decision never contains a prompt, and of headers `x-request-id`, tenant and objective alone.
 """
 
 from __future__ import annotations

@@ -129,6 +129,9 @@ def _describe_pick(pick: Pick) -> dict[str, Any]:
         "held_seconds": None if pick.held_s is None else between(pick.held_s, MAX_DURATION_S),
         "held_for": _text(pick.held_for),
         "served_model": _text(request.model) if request._written else "",
+        "tenant": _text(request.claim.tenant),
+        "route": _text(request.claim.route),
+        "objective": _text(request.hints.objective),
         "candidates": [_describe_candidate(each, request.adapter) for each in pick.candidates],
     }
 
@@ -146,6 +149,7 @@ def _describe_candidate(view: EndpointView, adapter: str | None) -> dict[str, An
         "on_gpu": adapter is not None and adapter in view.gpu_adapters,
         "known": view.is_known,
         "kv_usage_ratio": between(view.kv_usage_ratio, 1.0),
+        "max_loras": whole(view.max_loras or 0, _MAX_UINT32),
     }
 
 

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from extproc.bounds import MAX_ATTEMPTS, MAX_DURATION_S, MAX_STATUS, between, plain, whole
+from extproc.bounds import (
+    MAX_ATTEMPTS,
+    MAX_DURATION_S,
+    MAX_RESPONSE_BYTES,
+    MAX_STATUS,
+    MAX_TOTAL_TOKENS,
+    between,
+    plain,
+    whole,
+)
 from extproc.phrases import duration, short
 from extproc.pods.completion import Completion, DecisionRecord, PickEnd, first_token_s
 from extproc.types import Outcome, Pick
@@ -35,6 +44,8 @@ def describe_outcome(pick: Pick, end: PickEnd, number: int) -> dict[str, Any]:
         "served_by": "",
         "served_by_name": "",
         "attempts": 0,
+        "body_bytes": 0,
+        "output_tokens": None,
     }
     if entry is None:
         return known
@@ -45,6 +56,10 @@ def describe_outcome(pick: Pick, end: PickEnd, number: int) -> dict[str, Any]:
         "served_by": _text(entry.address),
         "served_by_name": _name(pick, entry.address),
         "attempts": whole(entry.attempts, MAX_ATTEMPTS),
+        "body_bytes": whole(entry.body_bytes, MAX_RESPONSE_BYTES),
+        "output_tokens": (
+            None if end.output_tokens is None else between(end.output_tokens, MAX_TOTAL_TOKENS)
+        ),
     }
 
 

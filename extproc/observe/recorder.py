@@ -96,7 +96,7 @@ class Recorder:
                 call("telemetry", telemetry.route_judged, claim, is_attained)
         else:
             call("telemetry", telemetry.completed, completion.outcome, completion.lag_s)
-        end = PickEnd(completion.outcome, self.wall_clock(), completion)
+        end = PickEnd(completion.outcome, self.wall_clock(), completion, ended.output_tokens)
         call("decisions", self.decisions.ended, pick, end)
 
     def unmatched(self) -> None:

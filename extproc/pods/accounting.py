@@ -219,7 +219,7 @@ class Accounting:
         num_tokens = self._output_tokens(completion, flight, streamed_s, ended_s)
         if num_tokens is not None:
             pool.queue.settle(request, num_tokens)
-        return PickEnded(flight.pick, completion, first_s)
+        return PickEnded(flight.pick, completion, first_s, num_tokens)
 
     def _learn(self, flight: InFlight, ttft_s: float) -> None:
         """Learn from the time that an endpoint took from a pick to its first token."""

@@ -38,19 +38,11 @@ _FEW = 4
 """Rows that a decision looks at because an adapter is loaded there."""
 
 
-class AdapterNumbers(Protocol):
-    """Those of an endpoint."""
-
-    def arrange(self) -> Resident:
-        """Return which are resident."""
-
-
 class ColumnSource(Protocol):
     """The load of an endpoint, which keeps its row true."""
 
-    @property
-    def adapters(self) -> AdapterNumbers:
-        """Those there."""
+    def arrange(self) -> Resident:
+        """Return which adapters are resident."""
 
     def fields(self) -> Mapping[str, Any]:
         """Return what a view has of the load beside what columns have."""
@@ -143,19 +135,36 @@ class Columns:
             pending = pending.copy()
             self._states[row] = resident, pending
         if num:
-            self._running.setdefault(adapter, {})[row] = num
+            running = self._running.get(adapter)
+            if running is None:
+                running = self._running[adapter] = {}
+            running[row] = num
             if adapter not in pending:
-                self._begin(row, adapter)
+                used = self.num_used[row]
+                if used < self.num_slots[row]:
+                    self.all_free -= 1
+                self.num_used[row] = used + 1
+                loaded = self._loaded[row]
+                if adapter not in loaded:
+                    loaded.add(adapter)
+                    self._holders.setdefault(adapter, set()).add(row)
             pending[adapter] = num
         elif adapter in pending:
-            self._end(row, adapter)
+            running = self._running[adapter]
+            del running[row]
+            if not running:
+                del self._running[adapter]
+            used = self.num_used[row]
+            if used <= self.num_slots[row]:
+                self.all_free += 1
+            self.num_used[row] = used - 1
             del pending[adapter]
             if adapter not in resident[0] and adapter not in resident[1]:
                 self.moved.add(row)
 
     def look(self, row: int) -> None:
         """Learn what is resident at a row."""
-        resident = self._sources[row].adapters.arrange()
+        resident = self._sources[row].arrange()
         before, pending = self._states[row]
         if resident != before:
             self._states[row] = resident, pending
@@ -210,19 +219,6 @@ class Columns:
         """Return the same rows, None where they may be more than a few."""
         return None if len(self._holders.get(adapter, _NONE)) > _FEW else self.holders(adapter)
 
-    def is_holder(self, row: int, adapter: str) -> bool:
-        """Return whether an adapter is resident or active at a row."""
-        if row in self.moved:
-            self.look(row)
-        return adapter in self._loaded[row]
-
-    def is_held(self, adapter: str, rows: Sequence[int]) -> bool:
-        """Return whether an adapter is resident or active at any of some rows."""
-        found = self._holders.get(adapter, _NONE)
-        if len(rows) < len(self.addresses):
-            found = found & set(rows)
-        return not found <= self.moved or any(self.is_holder(row, adapter) for row in [*found])
-
     def load_s(self, row: int, adapter: str) -> float:
         """Return how long an adapter's load takes at a row."""
         if row in self.moved:
@@ -231,14 +227,12 @@ class Columns:
         return self.costs[row].load_s(adapter, gpu_adapters, cpu_adapters)
 
     @property
-    def least_s_per_byte(self) -> float:
-        """The least that a byte of a prompt costs anywhere."""
-        return (self._least or self._find_least())[0]
-
-    @property
-    def least_cold_load_s(self) -> float:
-        """The least that an adapter's load costs where it is not loaded."""
-        return (self._least or self._find_least())[1]
+    def least(self) -> tuple[float, float]:
+        """The least that a byte of a prompt costs anywhere, and the least that an adapter's load
+        costs where it is not loaded."""
+        if self._least is None:
+            self._least = min(self.s_per_byte), min([each.cold_load_s for each in self.costs])
+        return self._least
 
     # --- what others read -------------------------------------------------------------------
 
@@ -264,10 +258,6 @@ class Columns:
         return Candidates(columns, rows)
 
     # --- inside -----------------------------------------------------------------------------
-
-    def _find_least(self) -> tuple[float, float]:
-        self._least = min(self.s_per_byte), min([each.cold_load_s for each in self.costs])
-        return self._least
 
     def _find(self, model: str) -> Sequence[int]:
         if len(self._listing) >= MAX_MODELS:
@@ -295,26 +285,6 @@ class Columns:
             self.all_slots += num_slots - slots_before
             self.all_free += max(0, num_slots - used) - max(0, slots_before - used)
             self.num_slots[row] = num_slots
-
-    def _begin(self, row: int, adapter: str) -> None:
-        used = self.num_used[row]
-        if used < self.num_slots[row]:
-            self.all_free -= 1
-        self.num_used[row] = used + 1
-        loaded = self._loaded[row]
-        if adapter not in loaded:
-            loaded.add(adapter)
-            self._holders.setdefault(adapter, set()).add(row)
-
-    def _end(self, row: int, adapter: str) -> None:
-        rows = self._running[adapter]
-        del rows[row]
-        if not rows:
-            del self._running[adapter]
-        used = self.num_used[row]
-        if used <= self.num_slots[row]:
-            self.all_free += 1
-        self.num_used[row] = used - 1
 
 
 def _view(

@@ -70,11 +70,13 @@ class PickEnd(Struct, frozen=True, gc=False):
     Attributes:
         wall_s: When the router heard of it.
         completion: The access log's entry; None where the end was reported in another way.
+        output_tokens: As `PickEnded` has them.
     """
 
     outcome: Outcome
     wall_s: float
     completion: Completion | None = None
+    output_tokens: float | None = None
 
 
 class PickEnded(Struct, frozen=True, gc=False):
@@ -82,11 +84,13 @@ class PickEnded(Struct, frozen=True, gc=False):
 
     Attributes:
         ttft_s: As `first_token_s` has it.
+        output_tokens: Of the response, by estimate; None where unknown.
     """
 
     pick: Pick
     completion: Completion
     ttft_s: float | None
+    output_tokens: float | None = None
 
 
 def has_run(completion: Completion) -> bool:

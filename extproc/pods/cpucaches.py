@@ -69,7 +69,7 @@ class GroupCaches:
         before, self._endpoints = set(map(id, self._endpoints)), list(endpoints)
         for pod in self._endpoints:
             if self.learned is not None and id(pod) not in before:
-                pod.adapters.residency.resize(self.learned)
+                pod.load.residency.resize(self.learned)
 
     def record_first_token(self, place: int, ttft_s: float) -> None:
         """Record how long the engine took for the first token of a flight that has a place."""
@@ -84,13 +84,13 @@ class GroupCaches:
     @property
     def presumed(self) -> int:
         """Adapters in a cache by configuration: at least as many as slots, as in vLLM."""
-        slots = [pod.adapters.residency.num_slots or 1 for pod in self._endpoints]
+        slots = [pod.load.residency.num_slots or 1 for pod in self._endpoints]
         return max(self._configured or 1, *slots, 1)
 
     @property
     def has_slots(self) -> bool:
         """Whether the GPU slots of any endpoint are known."""
-        return any(pod.adapters.residency.num_slots for pod in self._endpoints)
+        return any(pod.load.residency.num_slots for pod in self._endpoints)
 
     @property
     def stated(self) -> int | None:
@@ -101,7 +101,7 @@ class GroupCaches:
         self.learned = self._size.learned(self.presumed)
         if self.learned is not None:
             for pod in self._endpoints:
-                pod.adapters.residency.resize(self.learned)
+                pod.load.residency.resize(self.learned)
                 pod.row.touch()
 
 

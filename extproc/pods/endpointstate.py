@@ -41,7 +41,7 @@ class EndpointState:
         self.row = row = PodRow(stale)
         self.health, self.listed, self.reports = PodHealth(row), ListedModels(row), PodReports(row)
         self.load = PodLoad(self.address, self.traits, row, self.reports.expected, due)
-        self.adapters, self.ours = self.load.adapters, OwnRequests(self.load)
+        self.ours = OwnRequests(self.load)
         self.peers = PeerRequests(self.load, self.listed)
 
     def describe(self, endpoint: Endpoint, settings: PoolSettings) -> None:
@@ -58,7 +58,7 @@ class EndpointState:
             load.prompts.price(traits.costs)
             load.max_in_flight = traits.max_in_flight
             sizes = {"max_loras": traits.max_loras, "max_cpu_loras": traits.max_cpu_loras}
-            self.adapters.residency.configure(**sizes)
+            self.load.residency.configure(**sizes)
             self.listed.configure(is_resolver=traits.resolver is True)
 
     def record_report(
@@ -80,8 +80,8 @@ class EndpointState:
             is_new: Its process is.
         """
         load, reports, before_s = self.load, self.reports, self.reports.reported_at_s
-        num_since = self.ours.num_since
-        foreign, prompts, residency = load.foreign, load.prompts, self.adapters.residency
+        num_since, num_known = self.ours.num_since, load.num_known
+        foreign, prompts, residency = load.foreign, load.prompts, load.residency
         load.room.reported(
             report,
             num_since,
@@ -94,7 +94,7 @@ class EndpointState:
             report,
             taken_at_s=taken_at_s,
             rest_s=rest_s,
-            has_run_through=before_s is not None and load.num_known > num_since(before_s),
+            has_run_through=before_s is not None and num_known > num_since(before_s),
         )
         load.fullness.reported(report.num_running + report.num_waiting, now=taken_at_s)
         decode = reports.decoding.learned
@@ -111,7 +111,7 @@ class EndpointState:
             report,
             now=taken_at_s,
             is_new=is_new,
-            num_known=load.num_known,
+            num_known=num_known,
             num_picks=load.num_picks,
             adapters=residency.in_flight,
             token_s=0.0 if decode is None else decode.token_s,
@@ -137,13 +137,6 @@ class EndpointState:
         health.restarted_at_s, health.died_at_s, health.version = now, None, None
         self.listed.forget(is_waited_for=now - before_s >= MIN_LIFE_S)
         self.load.restart()
-
-    @property
-    def num_unfinished(self) -> int:
-        """Sequences here that have not ended: those that are known, or as many as the last report
-        has."""
-        report, known = self.reports.report, self.load.num_known + self.load.foreign.num_foreign
-        return known if report is None else max(known, report.num_running + report.num_waiting)
 
     def pod_state(self, view: EndpointView) -> PodState:
         """Return it as those see it who load adapters, given its view now."""

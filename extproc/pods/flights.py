@@ -17,7 +17,6 @@ from extproc.pods.disbelief import Disbelief
 from extproc.pods.endpointstate import EndpointState, InFlight
 from extproc.pods.listeners import PickObserver, WaitingLine
 from extproc.pods.peerpicks import PeerPicks
-from extproc.pods.podload import USUAL_KEPT
 from extproc.pods.podrequests import Flight
 from extproc.pods.speeds import told_by
 from extproc.pods.tenants import Tenants
@@ -25,6 +24,8 @@ from extproc.types import Pick
 
 USUAL_S = 1.0
 """Time that served requests take, before any was."""
+USUAL_KEPT = 31 / 32
+"""Of the mean time that served requests take, with each."""
 # To look up a member takes 0.1 us.
 _SERVED, _NOT_FOUND = Evidence.SERVED, Evidence.NOT_FOUND
 _FAILED, _FULL = Evidence.FAILED, Evidence.FULL
@@ -278,24 +279,35 @@ class Flights:
         place: int | None = None,
         probe: Probe | None = None,
     ) -> InFlight:
-        """Count a pick with so many bytes to compute, as a trial if its endpoint is on one."""
+        """Count a pick with so many bytes to compute, as a trial if its endpoint is on one; beside
+        those that are known there, or as many as the last report has."""
         address, request = pod.address, pick.request
         num_alike = 1 if self.num_routers == 1 else self.num_alike
-        pod.load.queue(pick.id, adapter, num_bytes, num=num_alike, at_s=at_s, now=now)
-        if request._prefix_hashes:
-            self._prefix_index.add(request, pod.load.kv_cache)
         trial = self._outliers.begin(address, now=now)
-        num_beside, group = pod.num_unfinished, pod.group
+        load, report = pod.load, pod.reports.report
+        num_beside = load.num_sequences + load.foreign.num_told + load.foreign.num_foreign
+        if report is not None and report.num_running + report.num_waiting > num_beside:
+            num_beside = report.num_running + report.num_waiting
         flight = InFlight(
             *(pick, at_s, adapter, num_beside),
             pod=pod,
             trial=trial,
             place=place,
-            group=group,
+            group=pod.group,
             probe=probe,
         )
-        self._flights[pick.id] = flight
-        pod.ours.begin(flight)
+        self._flights[pick.id] = pod.ours.flights[pick.id] = flight
+        num, claim = request.num_sequences, request.claim
+        load.num_sequences += num
+        load.begin(
+            *(pick.id, adapter, num_bytes, claim.priority, claim._flow, 1, num),
+            num_prompts=num_alike,
+            at_s=at_s,
+            now=now,
+        )
+        load.settle()
+        if request._prefix_hashes:
+            self._prefix_index.add(request, load.kv_cache)
         return flight
 
     def _judge(
@@ -316,7 +328,8 @@ class Flights:
         if verdict is _SERVED:
             took_s = now - flight.started_at_s
             self._usual_s = took_s + USUAL_KEPT * (self._usual_s - took_s)
-            pod.load.served(took_s)
+            load = pod.load
+            load.response_s = took_s + USUAL_KEPT * ((load.response_s or took_s) - took_s)
             self._disbelief.served(pod, request.model)
         elif verdict in FAILURES or verdict is _NOT_FOUND:
             pod.health.failed(pod.listed.adapter_of(request), flight.started_at_s + self._usual_s)

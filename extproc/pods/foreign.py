@@ -81,7 +81,7 @@ class ForeignRequests:
 
     def num_since(self, at_s: float) -> int:
         """Return how many of the sequences told began after some time."""
-        if at_s == -inf or not self.num_told:
+        if at_s == -inf:
             return self.num_told
         num_since = 0
         for told_s, began_s, num in reversed(self._young):

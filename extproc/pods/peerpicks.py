@@ -169,7 +169,7 @@ class PeerPicks:
                 room += num
                 took_s = amount / (1e3 * num)
                 there.end(place, num, num_sequences, took_s, now=now, has_run=kind == ENDED)
-                has_left = place.adapter not in there.load.adapters.residency.in_flight
+                has_left = place.adapter not in there.load.residency.in_flight
                 queue.freed_elsewhere(place.address, place.adapter if has_left else None, now=now)
             else:
                 continue

@@ -10,13 +10,12 @@ from extproc.learned.concurrency import EndpointRoom, Fullness
 from extproc.learned.expected import Expected
 from extproc.learned.prefixes import KvCache
 from extproc.learned.prompts import MAX_AGE_S, Prompts
+from extproc.pods.columns import Resident
 from extproc.pods.foreign import ForeignRequests
-from extproc.pods.podadapters import PodAdapters
 from extproc.pods.podrow import PodRow
+from extproc.pods.residency import OTHERS, SAME, Residency
 from extproc.pods.serverflags import ServerFlags
-
-USUAL_KEPT = 31 / 32
-"""Of the mean time that served requests take, with each."""
+from extproc.tenancy import SlotUse
 
 
 class PodLoad:
@@ -28,7 +27,9 @@ class PodLoad:
 
     Attributes:
         foreign: The requests of other routers.
-        adapters: That requests are for.
+        residency: It counts the unfinished requests of routers by adapter.
+        seen: The resident adapters as of the last look.
+        slots: The use of those that routers know to run there, as long as they have requests.
         num_sequences: Of our requests (`RequestInfo.num_sequences`).
         num_picks: Of all routers, that were ever counted here.
         prompts: That are to be computed.
@@ -47,52 +48,48 @@ class PodLoad:
         self.address, self.row, self._expected, self._due = address, row, expected, due
         self.max_in_flight = traits.max_in_flight
         self.foreign = ForeignRequests()
-        self.adapters = PodAdapters(traits, row, self.foreign)
+        self.residency = Residency(max_loras=traits.max_loras, max_cpu_loras=traits.max_cpu_loras)
+        self.seen: Resident = ((), (), 0)
+        self.slots: dict[str, SlotUse] = {}
         self.num_sequences = self.num_picks = 0
         self.prompts = Prompts(traits.costs)
         self.kv_cache = KvCache(address)
         self.fullness, self.room = Fullness(), EndpointRoom()
         self.response_s: float | None = None
 
-    def queue(
+    def begin(
         self,
         pick_id: str | int,
         adapter: str | None,
         num_bytes: int,
-        *,
-        num: int = 1,
-        at_s: float,
-        now: float,
-    ) -> None:
-        """Add `num` prompts and an adapter's load, sent at `at_s`, to what is to be computed here.
-
-        Residency is as of the last look: to know it as of now would sort all adapters for each pick
-        of another router.
-        """
-        prompts, adapters = self.prompts, self.adapters
-        if now - at_s <= MAX_AGE_S:  # an older one has been sent before, over another link
-            self.kv_cache.compute(num * num_bytes)
-        load_s = 0.0
-        if adapter is not None and adapter not in adapters.residency.in_flight:
-            load_s = prompts.costs.load_s(adapter, adapters.seen[0], adapters.seen[1])
-        prompts.add(pick_id, num_bytes, load_s, num=num, at_s=at_s, now=now)
-
-    def begin(
-        self,
-        adapter: str | None,
         priority: int,
         flow: str,
         num: int,
         num_sequences: int,
         *,
+        num_prompts: int,
         at_s: float,
+        now: float,
     ) -> None:
-        """Count requests that were picked at `at_s`, and for whom; `num_known` has them."""
+        """Count requests that were picked at `at_s`, and for whom; and as so many prompts of
+        `num_bytes` each, and an adapter's load, that are to be computed here.
+
+        Residency is as of the last look: to know it as of now would sort all adapters for each pick
+        of another router.
+        """
+        prompts, in_flight = self.prompts, self.residency.in_flight
+        if now - at_s <= MAX_AGE_S:  # an older one has been sent before, over another link
+            self.kv_cache.compute(num_prompts * num_bytes)
+            load_s = 0.0
+            if adapter is not None and adapter not in in_flight:
+                load_s = prompts.costs.load_s(adapter, self.seen[0], self.seen[1])
+            prompts.add(pick_id, num_bytes, load_s, num=num_prompts, at_s=at_s, now=now)
         self.num_picks += num
         has_many = self.room.begin(at_s, num_sequences)
         if adapter is not None:
-            self.adapters.begin(adapter, priority, flow, num, now=at_s)
-        if self._expected.is_due(self.num_known, has_many=has_many):
+            self.use(adapter, priority, flow, num, now=at_s)
+        num_known = self.num_sequences + self.foreign.num_told
+        if self._expected.is_due(num_known, has_many=has_many):
             self._due(self.address)
 
     def end(
@@ -108,24 +105,55 @@ class PodLoad:
     ) -> None:
         """Stop counting such requests, which took so long in the mean; `has_run` is False if the
         engine cannot have worked on them."""
-        self.room.end(began_s, num_sequences)
-        if has_run:
-            self.room.took(took_s, num)
+        self.room.end(began_s, num_sequences, took_s if has_run else None, num)
         if adapter is not None:
-            self.adapters.end(adapter, num, now=now, has_run=has_run)
+            self.leave(adapter, num, now=now, has_run=has_run)
+
+    def use(self, adapter: str, priority: int, flow: str, num: int, *, now: float) -> None:
+        """Count requests for an adapter, and whose they are. It is in the columns at once, like
+        their end."""
+        residency, row, before = self.residency, self.row, self.slots.get(adapter)
+        since_s = now if before is None else before.since_s
+        self.slots[adapter] = SlotUse(since_s, now, priority, flow)
+        change, columns = residency.start(adapter, num), row.columns
+        if columns is not None:
+            columns.count(row.number, adapter, residency.in_flight[adapter])
+            if change is not SAME:
+                columns.moved.add(row.number)
+
+    def leave(self, adapter: str, num: int, *, now: float, has_run: bool) -> None:
+        """Stop counting requests for an adapter."""
+        residency, row = self.residency, self.row
+        change, columns = residency.finish(adapter, now=now, has_run=has_run, num=num), row.columns
+        left = residency.in_flight.get(adapter, 0)
+        if not left:
+            self.slots.pop(adapter, None)
+        if columns is not None:
+            if not left and row.is_known:
+                left = self.foreign.adapters.get(adapter, 0)
+            columns.count(row.number, adapter, left)
+            if change is not SAME:
+                columns.moved.add(row.number)
+                if change is OTHERS:
+                    columns.look(row.number)
 
     def note(
         self, adapter: str | None, priority: int, flow: str, *, now: float, has_run: bool
     ) -> None:
         """Note a pick of another endpoint, which refused it: the engine here has worked on it."""
         if adapter is not None:
-            self.adapters.begin(adapter, priority, flow, 1, now=now)
-            self.adapters.end(adapter, 1, now=now, has_run=has_run)
+            self.use(adapter, priority, flow, 1, now=now)
+            self.leave(adapter, 1, now=now, has_run=has_run)
         self.settle()
 
-    def served(self, took_s: float) -> None:
-        """Record that it served a request of ours. `settle` is to follow."""
-        self.response_s = took_s + USUAL_KEPT * ((self.response_s or took_s) - took_s)
+    def arrange(self) -> Resident:
+        """Return which adapters are resident now, and how many have come into a GPU slot."""
+        gpu_adapters, cpu_adapters = self.residency.arranged
+        gpu_before, cpu_before, num_loads = self.seen
+        if gpu_adapters is not gpu_before or cpu_adapters is not cpu_before:
+            num_loads += len(set(gpu_adapters).difference(gpu_before))
+            self.seen = gpu_adapters, cpu_adapters, num_loads
+        return self.seen
 
     def settle(self) -> None:
         """Write into the row what requests have changed."""
@@ -146,7 +174,7 @@ class PodLoad:
 
     def forget_memory(self) -> None:
         """Forget what the process had in its memory: it is gone."""
-        self.adapters.residency.forget()
+        self.residency.forget()
         self.kv_cache.lose()
         self.kv_cache = KvCache(self.address)
 

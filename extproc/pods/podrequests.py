@@ -43,23 +43,15 @@ class OwnRequests:
         self.flights: dict[str, Flight] = {}
         self.served_s = -inf
 
-    def begin(self, flight: Flight) -> None:
-        """Count a pick here."""
-        request, load, at_s = flight.pick.request, self._load, flight.started_at_s
-        num, claim = request.num_sequences, request.claim
-        self.flights[flight.pick.id] = flight
-        load.num_sequences += num
-        load.begin(flight.adapter, claim.priority, claim._flow, 1, num, at_s=at_s)
-        load.settle()
-
     def end(self, flight: Flight, *, now: float, has_run: bool) -> None:
         """Stop counting a pick; `has_run` is False if the engine cannot have worked on it.
         `PodLoad.settle` is to follow.
         """
-        num, load, at_s = flight.pick.request.num_sequences, self._load, flight.started_at_s
-        del self.flights[flight.pick.id]
+        pick, load, at_s = flight.pick, self._load, flight.started_at_s
+        num = pick.request.num_sequences
+        del self.flights[pick.id]
         load.num_sequences -= num
-        load.prompts.end(flight.pick.id, has_run=has_run)
+        load.prompts.end(pick.id, has_run=has_run)
         load.end(flight.adapter, 1, num, now - at_s, began_s=at_s, now=now, has_run=has_run)
 
     def had_first_token(self, flight: Flight, at_s: float) -> None:
@@ -77,7 +69,8 @@ class OwnRequests:
     def num_since(self, at_s: float) -> int:
         """Return the sequences of picks, of all routers, that have not ended and were made after
         `at_s`."""
-        num = self._load.foreign.num_since(at_s)
+        foreign = self._load.foreign
+        num = foreign.num_since(at_s) if foreign.num_told else 0
         for flight in reversed(self.flights.values()):
             if flight.started_at_s <= at_s:
                 break
@@ -136,9 +129,19 @@ class PeerRequests:
         load, adapter = self.load, place.adapter
         place.num += num
         place.num_sequences += num_sequences
-        load.queue(load.num_picks, adapter, num_bytes // num, num=num, at_s=now, now=now)
         load.foreign.began(num, num_sequences, now)
-        load.begin(adapter, place.priority, place.flow, num, num_sequences, at_s=now)
+        load.begin(
+            load.num_picks,
+            adapter,
+            num_bytes // num,
+            place.priority,
+            place.flow,
+            num,
+            num_sequences,
+            num_prompts=num,
+            at_s=now,
+            now=now,
+        )
 
     def end(
         self,
@@ -170,19 +173,19 @@ class PeerRequests:
         if num > 0:
             load.num_picks += num
             if adapter is not None:
-                load.adapters.begin(adapter, place.priority, place.flow, num, now=now)
+                load.use(adapter, place.priority, place.flow, num, now=now)
         elif num < 0:
             load.prompts.ended(-num, -inf, inf, now=now, has_run=True)
             if adapter is not None:
-                load.adapters.end(adapter, -num, now=now, has_run=True)
+                load.leave(adapter, -num, now=now, has_run=True)
 
     def listed(self, *, now: float) -> None:
         """Count the requests whose adapter the endpoint has not listed before, if it does now."""
         for place in self.places:
             if place.num and place.adapter is None:
-                adapter, adapters = self._name(place), self.load.adapters
+                adapter = self._name(place)
                 if adapter is not None:
-                    adapters.begin(adapter, place.priority, place.flow, place.num, now=now)
+                    self.load.use(adapter, place.priority, place.flow, place.num, now=now)
 
     def _name(self, place: PeerPlace) -> str | None:
         """Find the adapter of a place for which no requests are counted, and return it."""

@@ -180,7 +180,7 @@ class Pool:
             pod.restart(taken_at_s)
             self.models.replace(before, NOTHING)
             self.num_listings += 1
-        num_known, adapters = pod.load.num_known, pod.adapters.residency.in_flight
+        num_known, adapters = pod.load.num_known, pod.load.residency.in_flight
         report = pod.reports.belief.of(report, num_known, adapters, now=taken_at_s)
         asked_at_s = taken_at_s if asked_at_s is None else asked_at_s
         self._answered(pod, asked_at_s, now=taken_at_s, restarted=restarted)
@@ -237,7 +237,7 @@ class Pool:
             pod.load.prompts.bound(now)
             pod.load.forget_memory()
             pod.health.version = None
-        pod.adapters.residency.record_registered(adapters, now=now)
+        pod.load.residency.record_registered(adapters, now=now)
         if models != before or pod.listed.models is None:
             pod.listed.replace(models)
             pod.peers.listed(now=now)
@@ -393,7 +393,7 @@ class Pool:
 
     def slots(self, address: str) -> Mapping[str, SlotUse]:
         """Return the adapters that routers know to run on an endpoint."""
-        return {} if (pod := self.find(address)) is None else pod.adapters.slots
+        return {} if (pod := self.find(address)) is None else pod.load.slots
 
     def snapshot(self, *, now: float) -> Snapshot:
         """Return the pool at `now`, sorted by address. Only endpoints that changed cost time."""

@@ -105,6 +105,7 @@ class Residency:
         self._ordered_running: list[str] = []
         self._concluded: tuple[tuple[str, ...], tuple[str, ...]] | None = None
         self._stated: tuple[object, ...] = ()  # of slots and caches, by the last report
+        self._is_unstated = True  # all that is known of them follows from the order
         self._num_kept = -1  # touched and logged adapters after the last trim
 
     # --- reports ----------------------------------------------------------------------------
@@ -123,6 +124,7 @@ class Residency:
         self._report, self.num_slots = report, report.max_loras or self._max_loras
         if stated != self._stated:
             self._stated, self._ordered, self._num_kept = stated, None, -1
+            self._is_unstated = report.gpu_adapters is report.cpu_adapters is None
         if len(self._touched) + len(self._logged_s) != self._num_kept:
             self._trim()
         if self._ordered is not None:
@@ -137,6 +139,7 @@ class Residency:
         if report is not None and (others or not self._is_unstated):
             self._report = replace(report, gpu_adapters=None, cpu_adapters=None)
             self._used_by_others, self._stated, self._ordered = [], (), None
+            self._is_unstated = True
 
     def record_registered(self, adapters: Sequence[str], *, now: float) -> None:
         """Record the adapters that `/v1/models` lists, all of them, in its order."""
@@ -214,7 +217,10 @@ class Residency:
     @property
     def arranged(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Adapters in GPU slots and in the CPU cache; the same objects as long as they stay."""
-        order, found = self._order(), self._concluded
+        order = self._ordered
+        if order is None:
+            order = self._order()
+        found = self._concluded
         if found is None:
             found = self._concluded = self._conclude(order)
         return found
@@ -350,12 +356,6 @@ class Residency:
         # As many have slots and are in the cache, and those that were there.
         return SAME if is_same else OWN
 
-    @property
-    def _is_unstated(self) -> bool:
-        """Whether all that is known of slots and cache follows from the order."""
-        report = self._report
-        return report is None or (report.gpu_adapters is report.cpu_adapters is None)
-
     def _conclude(self, order: list[str | None]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         report, num_slots = self._report, self.num_slots or 1
         num_cached = max(num_slots, self._max_cpu_loras or 1)
@@ -366,30 +366,33 @@ class Residency:
             cpu = gpu + rest[: max(0, num_cached - len(gpu))]
         if report is not None and report.cpu_adapters is not None:
             cpu = _sort(report.cpu_adapters.union(filter(None, gpu)), order)
-        usable = self._usable(cpu)
-        return usable if gpu == cpu else self._usable(gpu), usable
+        known = self._registered
+        is_usable: Any = None if known is None else known.__contains__  # no ghost is
+        usable = tuple(filter(is_usable, cpu))
+        return usable if gpu == cpu else tuple(filter(is_usable, gpu)), usable
 
     def _order(self) -> list[str | None]:
         """Return everything in the engine's caches, most recently used first; None for a ghost."""
-        order = self._ordered
-        if order is None:
-            order = self._ordered = self._new_order()
-            self._concluded = None
-        return order
-
-    def _new_order(self) -> list[str | None]:
+        if (order := self._ordered) is not None:
+            return order
+        self._concluded = None
         if not self._is_sorted:
             self._touched = dict(sorted(self._touched.items(), key=_LAST_TOUCH))
             self._is_sorted = True
         self._ordered_running = self._running()
         running = dict.fromkeys(self._ordered_running)
         if not self._ghosts:
-            return [*running, *[each for each in reversed(self._touched) if each not in running]]
+            order = self._ordered = [*running]
+            for adapter in reversed(self._touched):
+                if adapter not in running:
+                    order.append(adapter)
+            return order
         touches: list[tuple[str | None, _Touch]] = [(None, touch) for touch in self._ghosts]
         touches += self._touched.items()
         touches.sort(key=_LAST_TOUCH)
         idle = [adapter for adapter, _ in reversed(touches) if adapter not in running]
-        return [*running, *idle]
+        self._ordered = [*running, *idle]
+        return self._ordered
 
     def _active(self) -> Collection[str]:
         """Return the adapters with requests that the process has, longest active first."""
@@ -398,16 +401,13 @@ class Residency:
 
     def _running(self) -> list[str]:
         """Return the adapters that hold a slot through requests, as far as can be known."""
-        seen, active = self._seen_running, self._active()
-        ours = [a for a in active if a in seen] + [a for a in active if a not in seen]
-        return [*self._used_by_others, *ours][: self.num_slots or 1]
-
-    def _usable(self, adapters: Iterable[Any]) -> tuple[str, ...]:
-        """Return those among names, and None for each ghost, that requests can use."""
-        known = self._registered
-        if known is None:
-            return tuple([a for a in adapters if a is not None])
-        return tuple(filter(known.__contains__, adapters))
+        seen, ended = self._seen_running, self._ended
+        found, unseen = [*self._used_by_others], list[str]()
+        for adapter in self.in_flight:
+            if adapter not in ended:
+                (found if adapter in seen else unseen).append(adapter)
+        found += unseen
+        return found[: self.num_slots or 1]
 
 
 def _sort(stated: frozenset[str], order: Sequence[str | None]) -> list[str | None]:

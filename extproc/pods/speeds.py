@@ -76,7 +76,10 @@ def told_by(
     """
     prompts, load, place = pod.load.prompts, _NO_LOAD, None
     if adapter is not None:
-        active, residency = pod.adapters.active, pod.adapters.residency
+        residency, foreign = pod.load.residency, pod.load.foreign.adapters
+        active = residency.in_flight
+        if foreign:
+            active = foreign | active
         num_free = (residency.num_slots or 0) - len(active)  # below 0 where nobody knows how many
         if adapter not in active:
             if num_free <= 0:
@@ -85,7 +88,7 @@ def told_by(
             is_stated = report is None or report.cpu_adapters is not None
             if not is_stated and request.body_bytes <= MAX_BODY_BYTES:
                 place = residency.place(adapter)
-            gpu_adapters, cpu_adapters, _ = pod.adapters.seen
+            gpu_adapters, cpu_adapters, _ = pod.load.seen
             if adapter not in gpu_adapters:
                 load = Load.CACHED if adapter in cpu_adapters else Load.COLD
         elif num_free < 0:

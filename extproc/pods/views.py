@@ -90,16 +90,16 @@ class Views:
     def _replace(self, columns: Columns, pod: EndpointState, now: float) -> None:
         """Make an endpoint's row at `now`."""
         row, health, load = pod.row, pod.health, pod.load
-        facts, ours, foreign = row.facts, pod.adapters.residency.in_flight, load.foreign.adapters
+        facts, ours, foreign = row.facts, pod.load.residency.in_flight, load.foreign.adapters
         if facts is None or now > row.facts_until_s:
             facts = row.facts = self._facts(pod, now)
         pending = {**foreign, **ours} if row.is_known and foreign else {**ours}
         standing = self._outliers.standing(pod.address, now=now)
-        is_ejected, is_in_doubt, is_suspect, ends_s = standing
+        is_ejected, is_in_doubt, is_suspect, ends_s, is_well = standing
         expires_s = row.facts_until_s
         if now <= ends_s < expires_s:
             expires_s = ends_s
-        num_failed = health.count_failures(pending, now)
+        num_failed = health.count_failures(pending, now) if health.failures else 0
         if num_failed:
             expires_s = min(expires_s, health.failures[0][0])
         row.expires_s = expires_s
@@ -109,12 +109,12 @@ class Views:
         is_gone = is_in_doubt or (health.is_unreachable and not health.answers)
         row.trouble = trouble = Trouble(num_failed, is_ejected, is_gone, is_suspect)
         has_flaw = health.is_unreachable or facts._is_silent or any(trouble[1:])
-        is_open = facts.is_ready and not (has_flaw or load.is_full)
+        is_idle = load.fullness.is_idle
+        is_open = facts.is_ready and not (has_flaw or (not is_idle and load.is_full))
         columns.set(row.number, facts, pending, is_open=is_open)
         row.columns = columns
         load.settle()
-        is_well = self._outliers.is_well(pod.address) and load.fullness.is_idle
-        if num_failed or is_gone or not is_well:
+        if num_failed or is_gone or not (is_well and is_idle):
             row.columns = None
 
     def _facts(self, pod: EndpointState, now: float) -> EndpointView:
@@ -126,7 +126,7 @@ class Views:
         if report is None or not is_known:
             # Only what routers have sent counts, and what the engine had at its start.
             report = LoadReport(max_loras=report.max_loras if report else None)
-            pod.adapters.residency.lapse()
+            pod.load.residency.lapse()
         endpoint, traits = pod.endpoint, pod.traits
         is_awake = not is_asleep and pod.health.died_at_s is None
         return EndpointView(

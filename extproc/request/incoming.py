@@ -30,7 +30,7 @@ from extproc.paths import (
 from extproc.request import messages as m
 from extproc.request.body import MAX_ECHOED, BodyReader
 from extproc.request.controlheaders import read_hints
-from extproc.request.interfaces import StreamSettings
+from extproc.request.interfaces import Chooser, StreamSettings
 from extproc.request.jsonsmall import (
     NO_STEERING,
     PROMPT,
@@ -81,7 +81,9 @@ class Incoming(Struct, eq=False):
     """A request to be routed; made by `begin`.
 
     Attributes:
+        mode: How the body comes.
         has_body: Whether the data plane sends it.
+        made_reader: Of the body; None before it is needed.
         concerns: Returns whether a model, "" for none, may be rewritten; None: no model may.
     """
 
@@ -91,7 +93,7 @@ class Incoming(Struct, eq=False):
     _arrived_at_s: float
     _envoy: str
     _subset: frozenset[str] | None
-    _mode: BodyMode
+    mode: BodyMode
     has_body: bool
     _is_complete: bool
     _has_length: bool
@@ -101,7 +103,7 @@ class Incoming(Struct, eq=False):
     _fixed: Rejection | None = rejections.RENAMED
     _named: str = ""
     _written: str = ""
-    _reader: BodyReader | None = None
+    made_reader: BodyReader | None = None
     _members: Members | None = None
     _prompt: tuple[Raw, ...] = ()
     _num_bytes: int = 0
@@ -114,19 +116,19 @@ class Incoming(Struct, eq=False):
     @property
     def reader(self) -> BodyReader:
         """Reads the body; made when it is needed."""
-        if self._reader is None:
+        if self.made_reader is None:
             settings = self._settings
-            self._reader = BodyReader(
+            self.made_reader = BodyReader(
                 self._route,
                 self._headers.get("content-type", ""),
                 max_bytes=settings.max_body_bytes,
                 allows_stored=self._has_session,
                 early_bytes=settings.early_decision_bytes,
-                is_echoed=self._mode is FULL_DUPLEX,
+                is_echoed=self.mode is FULL_DUPLEX,
                 takes_adapter=settings.takes_adapter,
                 removes=settings.removed_fields,
             )
-        return self._reader
+        return self.made_reader
 
     # --- headers -----------------------------------------------------------------------------
 
@@ -138,7 +140,7 @@ class Incoming(Struct, eq=False):
         """
         if self._route.kind is _STORED:
             return ""
-        if self._mode is not NO_BODY or stated is None:
+        if self.mode is not NO_BODY or stated is None:
             return None
         if not stated:
             raise RequestError(rejections.MISSING_MODEL)
@@ -149,15 +151,15 @@ class Incoming(Struct, eq=False):
 
         Raises RequestError (500) if the body would come too late or never.
         """
-        mode = self._mode
+        mode = self.mode
         answer: list[m.Command] = [_GO_ON] if mode in _AT_ONCE else []
         if mode is NO_BODY or (mode is STREAMED and not comes_early):
             if not settings.allow_mode_override:
                 raise RequestError(rejections.BODY_NOT_SENT)
-            self._mode, self.has_body = BUFFERED, True
+            self.mode, self.has_body = BUFFERED, True
             keeps_response = settings.uses_response_phases
             answer = [m.ContinueHeaders(ask_for_body=True, keeps_response=keeps_response)]
-        if self.concerns is not None and self._mode is not STREAMED:
+        if self.concerns is not None and self.mode is not STREAMED:
             self.reader.keep(self.concerns)
         return answer
 
@@ -166,22 +168,22 @@ class Incoming(Struct, eq=False):
     @property
     def comes_at_once(self) -> bool:
         """Whether the body comes in one message, before the trailers."""
-        return self._mode in _AT_ONCE
+        return self.mode in _AT_ONCE
 
     @property
     def is_over(self) -> bool:
         """Whether no more of the body will come."""
-        return self._mode in _AT_ONCE or self._is_complete or self._has_trailers
+        return self.mode in _AT_ONCE or self._is_complete or self._has_trailers
 
     @property
     def is_streaming(self) -> bool:
         """Whether more of the body comes in chunks, each to be read before it goes on."""
-        return self._mode is STREAMED and not self._is_complete
+        return self.mode is STREAMED and not self._is_complete
 
     @property
     def has_timer(self) -> bool:
         """Whether the data plane limits its wait for an answer."""
-        return self._mode is not FULL_DUPLEX
+        return self.mode is not FULL_DUPLEX
 
     def model_at_once(self, part: m.BodyChunk) -> str | None:
         """Return the model of a small body of JSON that comes whole and stays as it is; None where
@@ -194,7 +196,7 @@ class Incoming(Struct, eq=False):
         """
         data, settings = part.data, self._settings
         if (
-            self._mode is not BUFFERED
+            self.mode is not BUFFERED
             or self.concerns is not None
             or len(data) > SMALL_BYTES
             or len(data) > settings.max_body_bytes
@@ -230,7 +232,7 @@ class Incoming(Struct, eq=False):
 
         Raises ProtocolError if the request was complete, and RequestError as `add`.
         """
-        is_possible = self._mode in IN_CHUNKS or isinstance(part, m.RequestTrailers)
+        is_possible = self.mode in IN_CHUNKS or isinstance(part, m.RequestTrailers)
         if self._is_complete or self._has_trailers or not is_possible:
             raise ProtocolError("more of a request that is complete")
         self.add(part)
@@ -248,8 +250,8 @@ class Incoming(Struct, eq=False):
     @property
     def _is_changeable(self) -> bool:
         """Whether the body can go on as another one."""
-        has_all = self._is_complete or self._mode is not BUFFERED_PARTIAL
-        return self.has_body and has_all and self._mode is not STREAMED
+        has_all = self._is_complete or self.mode is not BUFFERED_PARTIAL
+        return self.has_body and has_all and self.mode is not STREAMED
 
     def model(self) -> str | None:
         """Return the model, once all chunks so far are read; None where more have to come.
@@ -295,7 +297,7 @@ class Incoming(Struct, eq=False):
         return target
 
     def _model(self) -> str | None:
-        reader, mode = self.reader, self._mode
+        reader, mode = self.reader, self.mode
         if mode is BUFFERED_PARTIAL and not self._is_complete:
             return reader.model_of_part()
         if mode is STREAMED:
@@ -305,7 +307,7 @@ class Incoming(Struct, eq=False):
             return model
         return reader.model() if self.is_over else None
 
-    def info(self, model: str, with_hashes: bool) -> RequestInfo:
+    def info(self, model: str, chooser: Chooser) -> RequestInfo:
         """Return the facts for the choice of an endpoint; takes the prompt from the reader.
 
         `model` is the pod's, as `rewrite` returns it.
@@ -319,9 +321,11 @@ class Incoming(Struct, eq=False):
         else:
             self._members, num_bytes = None, self._num_bytes
             prompt, self._prompt = self._prompt, ()
-            num, most_tokens = num_sequences(members), max_tokens(members)
+            is_one = members.n is members.best_of is None and type(members) is Members
+            num = 1 if is_one else num_sequences(members)
+            most_tokens = max_tokens(members)
         hashes: tuple[int, ...] = ()
-        if with_hashes and num_bytes >= MARKS_BYTES[0] and path in GENERATING_PATHS:
+        if num_bytes >= MARKS_BYTES[0] and path in GENERATING_PATHS and chooser.uses_cached_bytes:
             hashes = prefix_hashes(model, b"".join(prompt))
         name = self._settings.session_header
         session = None if name is None else headers.get(name)
@@ -331,7 +335,7 @@ class Incoming(Struct, eq=False):
             body_bytes=num_bytes,
             num_sequences=num,
             _max_tokens=most_tokens,
-            _is_whole=self._is_complete or self._mode is BUFFERED or self._has_trailers,
+            _is_whole=self._is_complete or self.mode is BUFFERED or self._has_trailers,
             request_id=headers.get("x-request-id", "")[:MAX_REQUEST_ID_CHARS],
             session=_digest(session) if session else None,
             subset=self._subset,
@@ -346,41 +350,32 @@ class Incoming(Struct, eq=False):
     def forget(self, headers: Mapping[str, str]) -> None:
         """Keep no more of a held request than these headers, and the body if it may change."""
         self._headers = headers
-        if self._reader is not None and self._mode in _AT_ONCE and not self.is_rewritten:
-            self._reader.forget()
-
-    def held_bytes(self) -> int:
-        """Return how many bytes are kept of the body."""
-        return 0 if self._reader is None else self._reader.held_bytes
-
-    def clear(self) -> None:
-        """Free the body: it has been answered, or will not be."""
-        if self._reader is not None:
-            self._reader.clear()
+        if self.made_reader is not None and self.mode in _AT_ONCE and not self.is_rewritten:
+            self.made_reader.forget()
 
     # --- answers -----------------------------------------------------------------------------
 
     @property
     def is_answered(self) -> bool:
         """Whether, once released, all of it has come and been read."""
-        if self._mode is not STREAMED:
-            return True
-        return self.reader.is_read and (self._is_complete or self._has_trailers)
+        return self.mode is not STREAMED or (
+            self.reader.is_read and (self._is_complete or self._has_trailers)
+        )
 
     def release(self, pick: Pick, spelling: Spelling, mark: str = "") -> list[m.Command]:
         """Let the parts so far go on to the pick's endpoint, which is to read its model."""
         if not self.has_body:
             return [m.ContinueHeaders(pick, mark=mark), *self._trailers()]
         body = length = None
-        if self._reader is not None:
+        if self.made_reader is not None:
             body = self._renamed(spelling.full(pick.request.model)) if self.is_rewritten else None
-            if body is None and self._reader.cut:
-                body = self._reader.rewrite(None)
+            if body is None and self.made_reader.cut:
+                body = self.made_reader.rewrite(None)
             length = None if body is None or not self._has_length else len(body)
-        if self._mode in _AT_ONCE:
+        if self.mode in _AT_ONCE:
             answer: list[m.Command] = [m.ContinueBody(pick, body, length, mark)]
             return answer if not self._has_trailers else [*answer, *self._trailers()]
-        if self._mode is STREAMED:
+        if self.mode is STREAMED:
             return [m.ContinueHeaders(pick, mark=mark), *self.release_read()]
         is_last, num_bytes = not self._has_trailers, self.reader.held_bytes
         echo = (m.EchoBody(data, last and is_last) for data, last in self.reader.pieces())

@@ -55,7 +55,7 @@ class ExternalProcessor:
             wakes it up soon, and the host of its Envoy.
         clock: Monotonic seconds.
         call_later: Runs a callable after so many seconds, unless its handle is cancelled.
-        is_open: Whether requests are accepted; called once for each.
+        is_open: Whether requests are accepted; called for each until they are.
         num_broken: RPCs that an error ended, by cause: `PROTOCOL`, `INTERNAL` or `SILENCE`.
     """
 
@@ -68,6 +68,7 @@ class ExternalProcessor:
     num_broken: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_CAUSES, 0))
     turns: PassTurns = field(init=False)
     _checked_at: dict[_Session, float] = field(default_factory=dict)  # undecided ones, oldest first
+    _has_opened: bool = False
 
     def __post_init__(self) -> None:
         self.turns = PassTurns(self.call_later)
@@ -95,8 +96,9 @@ class ExternalProcessor:
         log.log(level, "%s", message, exc_info=with_traceback)
 
     def _open(self, call: Call, metadata: Metadata) -> Session:
-        if not self.is_open():
+        if not (self._has_opened or self.is_open()):
             return _NotReady(call)
+        self._has_opened = True
         self.num_open += 1
         session = _Session(self, call, self.clock())
         session._stream = self.new_stream(metadata, session._wake_soon, call.host)
@@ -120,11 +122,6 @@ class ExternalProcessor:
                 session.fail(Code.DEADLINE_EXCEEDED, "no further message for the request")
             elif not session.is_answered:
                 self._checked_at[session] = now
-
-    def closed(self, session: _Session) -> None:
-        """Forget a closed RPC."""
-        self.num_open -= 1
-        self._checked_at.pop(session, None)
 
 
 class _NotReady:
@@ -232,6 +229,7 @@ class _Session(Struct, eq=False):
         call, encode = self._call, self._service.codec.encode
         for command in commands:
             kind = type(command)  # `isinstance` of another Struct takes CPython 0.2 us
+            body = command.body if type(command) is m.ContinueBody else None
             if kind not in _SPECIAL and len(commands) == 1:
                 call.send(encode(command))
             elif kind is m.WakeAt:
@@ -248,8 +246,8 @@ class _Session(Struct, eq=False):
                     return
             elif command is m.END:
                 call.end()
-            elif most == 0 and _body_bytes(command) > LARGE_BYTES:
-                self._put_off(commands, command, _body_bytes(command))
+            elif most == 0 and body is not None and len(body) > LARGE_BYTES:
+                self._put_off(commands, command, len(body))
                 return
             elif len(commands) == 2 and commands[1] is m.END:
                 call.finish(encode(command))
@@ -288,7 +286,8 @@ class _Session(Struct, eq=False):
 
     def closed(self) -> None:
         service = self._service
-        service.closed(self)
+        service.num_open -= 1
+        service._checked_at.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -299,9 +298,3 @@ class _Session(Struct, eq=False):
         except Exception:
             service.broke(INTERNAL, "a request could not be ended", with_traceback=True)
         stream.retire()
-
-
-def _body_bytes(command: m.Command) -> int:
-    """Return the length of the body that a command puts in place of the one that came."""
-    body = command.body if type(command) is m.ContinueBody else None
-    return 0 if body is None else len(body)

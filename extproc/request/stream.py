@@ -33,7 +33,7 @@ from extproc.request.controlheaders import read_hints
 from extproc.request.incoming import Incoming, begin, kept_headers, match_route
 from extproc.request.interfaces import StreamParts, StreamSettings
 from extproc.request.lostrewrites import gateway_of
-from extproc.request.messages import FULL_DUPLEX, IN_CHUNKS, NO_BODY, BodyMode
+from extproc.request.messages import FULL_DUPLEX, IN_CHUNKS, NO_BODY, STREAMED, BodyMode
 from extproc.request.passing import Passing, body_mode, may_restore
 from extproc.request.responses import ListRequest
 from extproc.request.transitions import HOLDING, TABLE, UNANSWERED, CallState, EventResult
@@ -128,7 +128,8 @@ class Stream(Struct, eq=False):
 
     def held_bytes(self) -> int:
         """Return how many bytes are kept of the request's body."""
-        return self._incoming.held_bytes() if self.state in HOLDING else 0
+        reader = self._incoming.made_reader if self.state in HOLDING else None
+        return 0 if reader is None else reader.held_bytes
 
     @property
     def is_whole(self) -> bool:
@@ -164,8 +165,8 @@ class Stream(Struct, eq=False):
 
     def _let_go(self, now: float) -> None:
         """Free what is held: a peer that reads slowly can keep this object alive."""
-        if self.state in HOLDING:
-            self._incoming.clear()
+        if self.state in HOLDING and self._incoming.made_reader is not None:
+            self._incoming.made_reader.clear()
         self._leave(now)
 
     def _leave(self, now: float) -> None:
@@ -182,7 +183,10 @@ class Stream(Struct, eq=False):
         decided = self._parts.decided
         if decided is not None and decided.knows(event.headers, event.subset):
             return self._on_decided(event)
-        route = match_route(event, self._settings.routes)
+        headers, routes = event.headers, self._settings.routes
+        is_post = headers.get(":method") == "POST"
+        listed = routes.listed.get(headers.get(":path", "")) if is_post else None
+        route = listed or match_route(event, routes)
         if type(route) is Rejection:
             return self._reject(route, now)
         self._tells_modes = event.body_mode is not None
@@ -320,10 +324,10 @@ class Stream(Struct, eq=False):
         if incoming.concerns is not None:
             model = incoming.rewrite(model, parts.rewrites)
         router, observer, clock = parts.router, parts.observer, parts.clock
-        request = self._request = incoming.info(model, router.uses_cached_bytes)
+        request = self._request = incoming.info(model, router)
         observer.asked(now)
         began_s = clock()
-        num_bytes = incoming.held_bytes()
+        num_bytes = 0 if incoming.made_reader is None else incoming.made_reader.held_bytes
         result = router.route(request, now=now, wake=self._wake, num_bytes=num_bytes)
         observer.decided(result, clock() - began_s, now=now)
         return self._follow(result, now)
@@ -368,9 +372,11 @@ class Stream(Struct, eq=False):
 
     def _routed_on(self, commands: list[m.Command]) -> _Step:
         """Return the turn of a routed request whose parts so far are on their way."""
-        if not self._incoming.is_answered:
+        incoming = self._incoming
+        if incoming.mode is STREAMED and not incoming.is_answered:
             return EventResult.ROUTED, commands
-        self._incoming.clear()
+        if incoming.made_reader is not None:
+            incoming.made_reader.clear()
         # A full-duplex response's body passes through us: ending the RPC would lose parts of it.
         mode, settings = self._response_body_mode, self._settings
         is_ours = mode is FULL_DUPLEX or settings.uses_response_phases

@@ -204,14 +204,15 @@ class Models:
         """
         if not request.model:
             return self.claimed(request)
+        models = self._pool.models
         if self._catalog.admits_all:  # the usual
-            card = self._pool.model(request.model)
+            card = models.by_name.get(request.model) or self._pool.model(request.model)
         else:
             card = self._card(request.model, request.hints.fairness_id)
         if card is None:
             snapshot = self._pool.snapshot(now=now)
             return self._unknown(request._client_model, snapshot, request.subset)
-        if request.model in self._pool.models.doubted and not self._catalog.admits_undeclared:
+        if request.model in models.doubted and not self._catalog.admits_undeclared:
             request = self._undoubted(request, card)
         cached = request.cached_bytes
         if uses_cached_bytes and request._prefix_hashes:
@@ -341,7 +342,8 @@ class Models:
 
     def _context_bytes(self, request: RequestInfo, card: ModelCard) -> int | None:
         """Return the size of the context, where the body is longer than that."""
-        base = card if card.parent is None else self._pool.model(card.parent)
+        by_name, parent = self._pool.models.by_name, card.parent
+        base = card if parent is None else by_name.get(parent) or self._pool.model(parent)
         if base is None or base.max_model_len is None or request.path not in ONE_PROMPT_PATHS:
             return request._context_bytes
         context_bytes = BYTES_PER_TOKEN * base.max_model_len

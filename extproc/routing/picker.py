@@ -160,9 +160,10 @@ class Picker:
         if session is not None:
             self._remember(session, addresses[chosen])
         further, num_fallbacks = tuple[str, ...](), self._settings.num_fallbacks
+        holders = columns.holders(adapter or "")
         if self._num_more:
-            others = next_rows(columns, among, (chosen, *choice.others), adapter, self._num_more)
-            further = tuple([addresses[row] for row in others])
+            others = next_rows(columns, among, (chosen, *choice.others), holders, self._num_more)
+            further = tuple(map(addresses.__getitem__, others))
         return Pick(
             self._next_id(),
             request,
@@ -174,7 +175,7 @@ class Picker:
             further[num_fallbacks:],
             choice.terms,
             choice.price,
-            affinity_of(columns, rows, chosen, adapter),
+            affinity_of(columns, rows, chosen, adapter, holders),
         )
 
     def _open_rows(

@@ -74,11 +74,6 @@ class Budget:
         self._waiting: dict[Upload, float] = {}
         self._whole: dict[Upload, None] = {}
 
-    @property
-    def is_exceeded(self) -> bool:
-        """Whether an upload has to be given up: see `relieve`."""
-        return self.used_bytes > self.max_bytes
-
     def add(self, upload: Upload, change_bytes: int) -> None:
         """Change the bytes that an upload holds."""
         held_bytes = upload.held_bytes = upload.held_bytes + change_bytes
@@ -130,7 +125,7 @@ class Budget:
 
         Not from inside a call to a session: the victim may be that very one.
         """
-        while self.is_exceeded:
+        while self.used_bytes > self.max_bytes:
             victim = next(iter(self._unfinished), None) or next(iter(self._whole), None)
             if victim is None:
                 return

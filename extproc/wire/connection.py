@@ -119,7 +119,7 @@ class Connection:
         except ConnectionFault as fault:
             self._fail(fault)
             position = len(data)
-        if self.budget.is_exceeded:
+        if self.budget.used_bytes > self.budget.max_bytes:
             self.budget.relieve()
         if self.streams.finished:
             self.streams.settle()
@@ -233,7 +233,8 @@ class Connection:
             handler.handle(kind, flags, stream_id & _ID_MASK, data[start:stop], now)
             if kind == frames.SETTINGS:
                 units_left = 0  # it may have changed the windows of all open streams
-        streams.count_data(taken_bytes)
+        if taken_bytes:
+            streams.count_data(taken_bytes)
         if units_left <= 0:
             return position
         self._unread += data[position:]

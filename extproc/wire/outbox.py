@@ -19,6 +19,7 @@ from extproc.wire import frames
 from extproc.wire.budget import Budget
 from extproc.wire.limits import ConnectionFault, ErrorCode
 
+_CHUNKS: Final = dict[int, list[bytes]].values
 SHARED_BYTES: Final = 16 * 1024
 """Of a message from which on it is not copied to wait for a window."""
 
@@ -137,9 +138,9 @@ class Outbox:
         self._is_awake = False
         if not self._frames and not self._sealed:
             return b""
-        self.seal()
-        sealed, self._sealed = self._sealed, []
-        return b"".join(chain.from_iterable(chunks for part in sealed for chunks in part.values()))
+        parts = [*self._sealed, self._frames]
+        self._sealed, self._frames = [], {}
+        return b"".join(chain.from_iterable(chain.from_iterable(map(_CHUNKS, parts))))
 
     def drop_frames(self, stream_id: int) -> None:
         """Forget the unwritten frames of a stream."""

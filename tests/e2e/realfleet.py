@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
 from random import Random
 from statistics import fmean, stdev
@@ -101,8 +101,16 @@ class RealRun:
         return ""
 
 
-async def run_real(workload: Workload, policy: str, settings: FleetSettings = SETTINGS) -> RealRun:
-    """Send the workload over HTTP to fake pods behind the router and Envoy."""
+async def run_real(
+    workload: Workload,
+    policy: str,
+    settings: FleetSettings = SETTINGS,
+    beside: Callable[[RouterProcess], AbstractAsyncContextManager[None]] | None = None,
+) -> RealRun:
+    """Send the workload over HTTP to fake pods behind the router and Envoy.
+
+    `beside` is entered before and left after all requests.
+    """
     records: list[RequestRecord] = []
     async with AsyncExitStack() as stack:
         configs = pod_configs(settings, workload.adapters, BASE_MODEL)
@@ -113,6 +121,8 @@ async def run_real(workload: Workload, policy: str, settings: FleetSettings = SE
         envoy = await stack.enter_async_context(
             running_envoy(Mode.ORIGINAL_DST, router, access_log_flush_interval_s=flush_s)
         )
+        if beside is not None:
+            await stack.enter_async_context(beside(router))
         await replay(workload, ReplaySettings(envoy.url), records.append)
     assert not any(record.error for record in records)
     num, queue_s, ttft_s = map(sum, zip(*map(_sums, pods), strict=True))

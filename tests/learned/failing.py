@@ -110,7 +110,7 @@ class Fleet:
     failures: Counter[str] = field(default_factory=Counter)
     failed_when_ejected: dict[str, int] = field(default_factory=dict)
 
-    def run(self, until_s: float) -> Pool:
+    def run(self, until_s: float, *, ends_when_all_bad_are_out: bool = False) -> Pool:
         """Send the traffic, and return the pool as it is then."""
         pool = self.pool = Pool(PoolSettings(report_expiry_s=5.0))
         self.rng = random.Random(self.seed)
@@ -128,6 +128,8 @@ class Fleet:
                 looked_s = at_s
                 self._look(at_s)
             self._send(info, poisoned, at_s)
+            if ends_when_all_bad_are_out and len(self.failed_when_ejected) == len(self.bad):
+                break
         return pool
 
     @property

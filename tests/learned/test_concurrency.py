@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from itertools import count
+from math import inf
 from typing import Any
 
 import pytest
@@ -426,7 +427,7 @@ def test_where_places_are_had_for_long_nobody_waits_behind_them(
     took_s: float, num_spare: int
 ) -> None:
     engine = full_engine(8, 1)
-    engine.room.took(took_s)
+    engine.room.end(-inf, 0, took_s)
     engine.end(9)
     assert engine.places() == 8 + num_spare - 8 + 8
 
@@ -434,9 +435,9 @@ def test_where_places_are_had_for_long_nobody_waits_behind_them(
 def test_a_few_long_responses_count_more_than_many_short_ones() -> None:
     engine = full_engine()
     for _ in range(20):
-        engine.room.took(20.0)
+        engine.room.end(-inf, 0, 20.0)
         for _ in range(10):
-            engine.room.took(0.04)
+            engine.room.end(-inf, 0, 0.04)
     assert engine.room.held_s > LONG_S
 
 
@@ -445,7 +446,7 @@ def test_one_more_is_tried_where_nobody_has_waited_for_as_long_as_a_place_is_had
     took_s: float, longest_s: float
 ) -> None:
     engine = full_engine()
-    engine.room.took(took_s)
+    engine.room.end(-inf, 0, took_s)
     engine.end(4)
     for _ in range(int(longest_s / REPORT_S)):
         engine.says(8)

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import pytest
 
 from tests.builders import address
-from tests.learned.failing import Fleet, How, Traffic, healthy, one_bad
+from tests.learned.failing import POLICIES, Fleet, How, Traffic, healthy, one_bad
 
 SEEN = [how for how in How if how not in (How.LONG_ERROR_STREAM, How.SILENT)]
 
@@ -16,13 +18,13 @@ SEEN = [how for how in How if how not in (How.LONG_ERROR_STREAM, How.SILENT)]
 def num_failed(how: How, seed: int, *, for_s: float = 20.0) -> int:
     """The failures of the only bad pod of a random fleet until it is out, all if it never is."""
     fleet = one_bad(seed, how)
-    fleet.run(fleet.since_s + for_s)
+    fleet.run(fleet.since_s + for_s, ends_when_all_bad_are_out=True)
     assert {*fleet.failures} <= {address(1)}
     return fleet.failed_when_ejected.get(address(1), fleet.failures[address(1)])
 
 
 @pytest.mark.parametrize("how", SEEN)
-@pytest.mark.parametrize("seed", [*range(9), 26, 72])
+@pytest.mark.parametrize("seed", [0, 1, 2, 26, 72])
 def test_a_pod_that_alone_fails_is_out_after_six_failures(how: How, seed: int) -> None:
     """In the last fleets nothing that others were sent meanwhile has ended at the sixth."""
     assert num_failed(how, seed) <= 6
@@ -37,7 +39,7 @@ def test_a_pod_that_alone_answers_with_a_long_error_is_out_once_its_models_are_k
 
 
 def test_a_pod_whose_answers_alone_never_come_is_out_soon() -> None:
-    found = [num_failed(How.SILENT, seed, for_s=150.0) for seed in range(12)]
+    found = [num_failed(How.SILENT, seed, for_s=150.0) for seed in range(6)]
 
     assert max(found) <= 20
 
@@ -51,8 +53,7 @@ def test_what_fails_everywhere_ejects_nobody(seed: int) -> None:
     assert fleet.num_ejections == 0
 
 
-@pytest.mark.parametrize("how", [*How])
-@pytest.mark.parametrize("policy", ["founding", "least_harm", "least_pending"])
+@pytest.mark.parametrize(("how", "policy"), [*zip(How, cycle(POLICIES), strict=False)])
 def test_a_pod_that_fails_at_once_attracts_no_requests_before_it_is_out(
     how: How, policy: str
 ) -> None:

@@ -38,6 +38,7 @@ VIEW = EndpointView(
     pending_by_adapter={"a1": 2, "a2": 1},
     num_pending=4,
     kv_usage_ratio=0.5,
+    max_loras=4,
 )
 
 
@@ -83,6 +84,9 @@ def test_a_pick_is_described_with_its_candidates() -> None:
             "held_seconds": None,
             "held_for": "",
             "served_model": "",
+            "tenant": "",
+            "route": "",
+            "objective": "",
             "candidates": [
                 {
                     "address": "10.0.0.1:8000",
@@ -94,6 +98,7 @@ def test_a_pick_is_described_with_its_candidates() -> None:
                     "on_gpu": True,
                     "known": True,
                     "kv_usage_ratio": 0.5,
+                    "max_loras": 4,
                 }
             ],
         },

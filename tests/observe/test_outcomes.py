@@ -37,7 +37,8 @@ def publish(service: DecisionsService, decision: Pick) -> Pick:
 
 def end(service: DecisionsService, decision: Pick, **entry: Any) -> None:
     outcome = entry.get("outcome", Outcome.COMPLETED)
-    service.ended(decision, PickEnd(outcome, WALL_S + 1, completion(decision.id, **entry)))
+    logged = completion(decision.id, **entry)
+    service.ended(decision, PickEnd(outcome, WALL_S + 1, logged, output_tokens=3.5))
 
 
 def told(call: FakeCall) -> list[tuple[int, str]]:
@@ -57,7 +58,15 @@ def test_a_decision_that_is_kept_has_its_outcome() -> None:
     service = DecisionsService()
     decision = publish(service, chosen())
     assert [each["outcome"] for each in service.recent(1)] == [None]
-    end(service, decision, first_body_byte_s=0.31, duration_s=4.2, attempts=2, address=address(2))
+    end(
+        service,
+        decision,
+        first_body_byte_s=0.31,
+        duration_s=4.2,
+        attempts=2,
+        address=address(2),
+        body_bytes=512,
+    )
     (described,) = service.recent(1)
 
     assert described["outcome"] == {
@@ -72,6 +81,8 @@ def test_a_decision_that_is_kept_has_its_outcome() -> None:
         "served_by": address(2),
         "served_by_name": "pod-2",
         "attempts": 2,
+        "body_bytes": 512,
+        "output_tokens": 3.5,
     }
     assert described["explanation"].endswith(
         "It ended after 4.20 s with status 200, its first token after 310 ms; "

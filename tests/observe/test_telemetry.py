@@ -48,7 +48,9 @@ def pick(
     reason: str = "affinity",
 ) -> Pick:
     request, views = RequestInfo(adapter or "base", adapter), (chosen, *others)
-    affinity = affinity_of(columns_of(views), range(len(views)), 0, adapter)
+    columns = columns_of(views)
+    holders = columns.holders(adapter or "")
+    affinity = affinity_of(columns, range(len(views)), 0, adapter, holders)
     made = Pick("id", request, (chosen.address,), "founding", reason, views)
     return replace(made, affinity=affinity)
 

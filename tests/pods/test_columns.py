@@ -32,7 +32,7 @@ def shown(columns: Columns) -> dict[str, object]:
         "has_room": columns.has_room,
         "s_per_byte": columns.s_per_byte,
         "slots": (columns.num_slots, columns.num_used, columns.all_slots, columns.all_free),
-        "least": (columns.least_s_per_byte, columns.least_cold_load_s),
+        "least": columns.least,
         "open": {name: list(columns.open_rows(name)) for name in names},
         "running": {name: dict(columns.running(name)) for name in names},
         "holders": {name: set(columns.holders(name)) for name in names},
@@ -178,9 +178,7 @@ def test_the_columns_of_a_pool_say_what_its_views_say_whatever_happens(seed: int
         for _ in range(random.Random(seed).choice((1, 2, 5))):
             life.step()
         columns = life.pool.columns(now=life.now)
-        held = {name: columns.is_held(name, range(3)) for name in MODELS}
         assert shown(columns) == said(columns.views)
-        assert held == {name: bool(columns.holders(name)) for name in MODELS}
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -217,8 +215,6 @@ def test_an_adapter_that_has_gone_from_several_endpoints_at_once_is_held_by_none
     for row in range(3):
         made.move(row, empty)
 
-    assert not made.columns.is_held("a", range(3))
-    assert not made.columns.is_holder(0, "a")
     assert made.columns.holders("a") == made.columns.few_holders("a") == set()
 
 

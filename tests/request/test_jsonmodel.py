@@ -7,7 +7,7 @@ import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
 from cProfile import Profile
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import Any
 
 import pytest
@@ -376,8 +376,7 @@ class TestCost:
 
         assert of_long["refused"] <= 1.1 * of_long["accepted"]
 
-    @pytest.mark.parametrize("ending", ENDINGS)
-    @pytest.mark.parametrize("kind", DENSE)
+    @pytest.mark.parametrize(("kind", "ending"), [*zip(DENSE, cycle(ENDINGS), strict=False)])
     def test_in_memory_is_that_of_a_slice(self, kind: str, ending: str) -> None:
         body = DENSE[kind](4 * (SMALL_BYTES + 8192)) + ENDINGS[ending]
         tracemalloc.start()

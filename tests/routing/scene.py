@@ -13,8 +13,8 @@ from extproc.routing.admission import AdmissionSettings, Ranks
 from extproc.routing.picker import Picker, PickerSettings
 from extproc.routing.policies import Founding, Policy
 from extproc.routing.router import Router
-from extproc.types import Choice, Pick, Reason, Rejection, RequestInfo, Snapshot, Wait
-from tests.builders import fill, picker_of, report, routing
+from extproc.types import Choice, Hints, Pick, Reason, Rejection, RequestInfo, Snapshot, Wait
+from tests.builders import fill, picker_of, report, request, routing
 
 
 def router(
@@ -48,6 +48,16 @@ def picker(
         settings=PickerSettings(**settings),
         admission=AdmissionSettings(max_pending, retry_after_s=3, ranks=ranks or Ranks()),
     )
+
+
+def ask(
+    made: Router, tenant: str = "", num_sequences: int = 1, *, now: float = 0.0, **fields: Any
+) -> Pick | Rejection | Ticket:
+    """What a tenant's request is told that arrives now; for the base model, without another."""
+    if tenant:
+        fields["hints"] = Hints(fairness_id=tenant)
+    fields = {"num_sequences": num_sequences, "arrived_at_s": now, **fields}
+    return made.route(request(None, **fields), now=now)
 
 
 class Slots:

@@ -31,7 +31,7 @@ from extproc.routing.precedence import Offer, ResponseModel
 from extproc.types import Hints, ModelCard, Pick, Reason, Rejection, RequestInfo, Wait
 from tests.builders import BASE, address, base_card, endpoint, report, request, routing
 from tests.otherrouters import OtherRouter
-from tests.routing.scene import queued, refused, routed
+from tests.routing.scene import ask, queued, refused, routed
 
 SQL = Declaration("sql", "/adapters/sql")
 
@@ -94,9 +94,8 @@ class Scene:
         rates = self.catalog.demand.rates(self.now)
         return self.catalog.planner.tick(pods, rates, held, now=self.now)
 
-    def ask(self, model: str, **fields: object) -> Pick | Rejection | Wait | Ticket:
-        asked = request(None, model=model, arrived_at_s=self.now, **fields)
-        return self.router.route(asked, now=self.now)
+    def ask(self, model: str, **fields: Any) -> Pick | Rejection | Wait | Ticket:
+        return ask(self.router, model=model, now=self.now, **fields)
 
     def ask_at(self, arrived_s: float) -> Pick | Rejection | Wait | Ticket:
         """Ask for `sql`, so many seconds after the request arrived."""

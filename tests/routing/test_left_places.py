@@ -9,9 +9,9 @@ from extproc.pods.pool import PoolSettings
 from extproc.pods.tenants import LATELY_S
 from extproc.queue import Ticket
 from extproc.routing.router import Router
-from extproc.types import Hints, Pick, Rejection
-from tests.builders import report, request
-from tests.routing.scene import routed, router
+from extproc.types import Pick
+from tests.builders import report
+from tests.routing.scene import ask, routed, router
 
 ROOM = MANY + 1
 NOW = 100.0
@@ -28,17 +28,8 @@ def pods(num: int, *, room: int = ROOM, took_s: float = 20.0, policy: str = "lea
 
 def seen(made: Router) -> Router:
     """Have another tenant come and go."""
-    made.pool.flights.finish(routed(ask(made, "modest")).id, now=NOW)
+    made.pool.flights.finish(routed(ask(made, "modest", now=NOW)).id, now=NOW)
     return made
-
-
-def ask(
-    made: Router, tenant: str, num_sequences: int = 1, *, now: float = NOW
-) -> Pick | Rejection | Ticket:
-    hints = Hints(fairness_id=tenant)
-    return made.route(
-        request(None, num_sequences=num_sequences, hints=hints, arrived_at_s=now), now=now
-    )
 
 
 def fill(made: Router, tenant: str, *, now: float = NOW) -> list[Pick]:
@@ -55,7 +46,7 @@ def test_who_runs_many_leaves_one_place_to_others_where_responses_are_long(num_p
     made = seen(pods(num_pods))
 
     assert len(fill(made, "greedy")) == num_pods * ROOM - 1
-    assert isinstance(ask(made, "modest"), Pick)
+    assert isinstance(ask(made, "modest", now=NOW), Pick)
 
 
 def test_where_responses_are_short_nothing_is_left() -> None:
@@ -97,7 +88,7 @@ def test_the_first_long_responses_leave_a_place_before_any_has_ended() -> None:
     seen(made)
 
     assert len(fill(made, "greedy")) == 2 * ROOM - 1 - MANY
-    assert isinstance(ask(made, "modest"), Pick)
+    assert isinstance(ask(made, "modest", now=NOW), Pick)
 
 
 def test_of_pods_of_which_nothing_is_known_one_is_tried_and_the_others_keep_a_place() -> None:

@@ -19,8 +19,8 @@ from extproc.routing.precedence import Offer
 from extproc.routing.router import Router
 from extproc.tenancy import Claim
 from extproc.types import Pick, Rejection
-from tests.builders import BASE, address, cards, endpoint, report, request
-from tests.routing.scene import Slots, router
+from tests.builders import BASE, address, cards, endpoint, report
+from tests.routing.scene import Slots, ask, router
 
 WAIT_S = 5.0
 NOBODY = (503, "no_endpoints", "rejected-no-endpoints")
@@ -44,8 +44,7 @@ class Scene:
 
     def ask(self, **fields: Any) -> Pick | Rejection | Ticket:
         claim = Claim(**{"_max_wait_s": WAIT_S, **fields.pop("claim", {})})
-        info = request(None, **{"model": "a", "claim": claim, "arrived_at_s": self.now, **fields})
-        return self.made.route(info, now=self.now)
+        return ask(self.made, now=self.now, **{"model": "a", "claim": claim, **fields})
 
     def answer(self, result: Pick | Rejection | Ticket, after_s: float = 0.0) -> Answer:
         """What its client reads, if it gets its answer within so many seconds."""

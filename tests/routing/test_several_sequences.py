@@ -8,9 +8,9 @@ from extproc.pods.pool import PoolSettings
 from extproc.pods.tenants import LATELY_S
 from extproc.queue import Ticket
 from extproc.routing.router import Router
-from extproc.types import Hints, Pick, Rejection
-from tests.builders import address, report, request
-from tests.routing.scene import routed, router
+from extproc.types import Pick
+from tests.builders import address, report
+from tests.routing.scene import ask, routed, router
 
 ROOM = 8
 
@@ -20,14 +20,6 @@ def pods(num: int) -> Router:
     numbers = range(1, num + 1)
     settings = PoolSettings(max_in_flight=ROOM)
     return router(*numbers, policy="least_harm", settings=settings)
-
-
-def ask(
-    made: Router, tenant: str, num_sequences: int = 1, *, now: float = 0.0
-) -> Pick | Rejection | Ticket:
-    hints = Hints(fairness_id=tenant)
-    info = request(None, num_sequences=num_sequences, hints=hints, arrived_at_s=now)
-    return made.route(info, now=now)
 
 
 def num_of(made: Router, tenant: str, num_sequences: int, *, now: float = 0.0) -> int:

@@ -23,12 +23,11 @@ def order(adapter: str, addresses: Iterable[str]) -> list[str]:
     return [address for _, address in sorted(_draws(adapter, addresses))]
 
 
-def _draws(adapter: str, addresses: Iterable[str]) -> Iterator[_Draw]:
-    start = blake2b(f"{adapter}|".encode(), digest_size=8)
-    for address in addresses:
-        draw = start.copy()
-        draw.update(address.encode())
-        yield draw.digest(), address
+def _draws(adapter: str, addresses: Iterable[str]) -> list[_Draw]:
+    return [
+        (blake2b(f"{adapter}|{address}".encode(), digest_size=8).digest(), address)
+        for address in addresses
+    ]
 
 
 class Orders:
@@ -82,11 +81,9 @@ class Orders:
         """Yield the endpoints in the adapter's order."""
         head = self._heads.get(adapter)
         if head is None:
-            draws = sorted(_draws(adapter, self._addresses))  # faster than a heap, but for 1,000
-            head = self._heads[adapter] = draws[: self._depth]
-        for _, address in head:
-            yield address
+            # Faster than a heap, but for 1,000.
+            head = self._heads[adapter] = sorted(_draws(adapter, self._addresses))[: self._depth]
+        yield from [address for _, address in head]
         if len(head) < len(self._addresses):
             whole = self._heads[adapter] = sorted(_draws(adapter, self._addresses))
-            for _, address in whole[len(head) :]:
-                yield address
+            yield from [address for _, address in whole[len(head) :]]

@@ -29,7 +29,8 @@ def read_trace(
     Args:
         path: A CSV file with the columns `arrival_s,prompt_tokens,output_tokens` and optionally
             `adapter`, or with Azure's `TIMESTAMP,ContextTokens,GeneratedTokens`, in any order.
-            Times are counted from the first request.
+            Times are counted from the first request. Lines that begin with `#` say no more: a
+            record of `extproc lab record` is a trace.
         max_total_tokens: Requests with a longer prompt and response together are left out, as are
             those with an empty prompt.
         ranks: Assigned to the adapters in turn, by name.
@@ -40,7 +41,7 @@ def read_trace(
     """
     with path.open(newline="", encoding="utf-8-sig") as file:
         try:
-            read = [_arrival(row) for row in csv.DictReader(file)]
+            read = [_arrival(row) for row in rows_of(file)]
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path.name} is not a trace: no {error}") from error
     kept = [
@@ -57,6 +58,11 @@ def read_trace(
     )
     names = sorted({a.adapter for a in arrivals if a.adapter is not None})
     return Workload(path.stem, tuple(arrivals), round_robin_ranks(names, ranks))
+
+
+def rows_of(lines: Iterable[str]) -> Iterable[dict[str, str]]:
+    """Return the rows of a trace, without comments."""
+    return csv.DictReader(line for line in lines if not line.startswith("#"))
 
 
 def halved(workload: Workload, half: Half) -> Workload:
@@ -128,5 +134,8 @@ def _arrival(row: Mapping[str, str]) -> Arrival:
         return Arrival(at_s, None, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
     adapter = row.get("adapter") or None
     return Arrival(
-        float(row["arrival_s"]), adapter, int(row["prompt_tokens"]), int(row["output_tokens"])
+        float(row["arrival_s"]),
+        adapter,
+        int(row["prompt_tokens"] or 0),  # of a refused request, nobody knows
+        int(row["output_tokens"] or 0),
     )

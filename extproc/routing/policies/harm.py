@@ -43,26 +43,6 @@ class Weights(Struct, frozen=True):
     pending_s: float
     home_s: float
 
-    def objective_s(self, request: RequestInfo) -> float:
-        """Return the wanted time to the first token: the request's own where it has one."""
-        wanted_s = request.claim.ttft_s
-        return self.ttft_s if wanted_s is None else wanted_s
-
-    def slot_price_s(
-        self, num_slots: int, num_free: int, num_elsewhere: int, num_places: int
-    ) -> float:
-        """Return the price of a slot for an adapter, where it does not run.
-
-        Args:
-            num_slots: Of all endpoints that tell theirs; without any it is 0.
-            num_free: Of those.
-            num_elsewhere: Requests that the adapter has, at `num_places` endpoints.
-        """
-        slot_s = self.slot_s * (exp(-num_free / sqrt(num_slots)) if num_slots else 0.0)
-        if num_elsewhere:
-            slot_s /= max(1.0, (num_elsewhere + 1) / (1 + num_places) / SHARED_SLOT)
-        return slot_s
-
 
 class FirstHomes:
     """The rows of addresses in adapters' orders, from the first home on."""
@@ -126,8 +106,11 @@ class Search:
     when the next home cannot be cheaper than the best: all other terms are 0 or more, and sums of
     floats are monotonic.
 
+    Args:
+        running: Unfinished requests for the adapter, by row.
+
     Attributes:
-        running: Unfinished requests for the adapter, by those of the rows that have some.
+        running: The same of those of the rows that have some.
         num_slots: Of the rows that tell theirs, and `num_free` of those.
     """
 
@@ -144,6 +127,7 @@ class Search:
         rows: Sequence[int],
         request: RequestInfo,
         now: float,
+        running: Mapping[int, int],
     ) -> None:
         self._weights, self._columns, self._rows = weights, columns, rows
         self._request, self._now = request, now
@@ -155,7 +139,6 @@ class Search:
         adapter = request.adapter
         if adapter is None:
             return
-        running = columns.running(adapter)
         if len(rows) == len(columns.addresses):
             self.running, self.num_slots = running, columns.all_slots
             self.num_free = columns.all_free
@@ -164,7 +147,7 @@ class Search:
             if len(first) < len(addresses):
                 self._order = first_homes.all(adapter, addresses)
             elif holders is not None:  # in front of all rows in order, as they are few
-                self._rest_load_s = columns.least_cold_load_s
+                self._rest_load_s = columns.least[1]
                 self._few = [(~first[row], row) for row in holders if row not in running]
                 self._seen = holders
         else:
@@ -175,8 +158,11 @@ class Search:
             order = first_homes.all(adapter, columns.addresses)
             self._order = filter(set(rows).__contains__, order)
         self._seen = self._seen or running
-        num = sum(running.values()) if running else 0
-        self._slot_s = weights.slot_price_s(self.num_slots, self.num_free, num, len(running))
+        if self.num_slots:
+            self._slot_s = weights.slot_s * exp(-self.num_free / sqrt(self.num_slots))
+        if running:
+            num_alike = (sum(running.values()) + 1) / (1 + len(running))
+            self._slot_s /= max(1.0, num_alike / SHARED_SLOT)
 
     def price(self, parts: _Parts) -> Price:
         """Return the terms of a price."""
@@ -227,10 +213,11 @@ class Search:
         pending_s, home_s, rest_load_s = weights.pending_s, weights.home_s, self._rest_load_s
         done_at, busy_at = columns.done_s, columns.num_pending
         num_bytes, cached = request.body_bytes, request.cached_bytes
-        late_from_s = LATE_RATIO * weights.objective_s(request)
+        wanted_s = request.claim.ttft_s
+        late_from_s = LATE_RATIO * (weights.ttft_s if wanted_s is None else wanted_s)
         if cached or request._context_bytes is not None:
             num_bytes = min(map(request.rest_bytes, cached or ("",)))
-        least_s = num_bytes * columns.least_s_per_byte
+        least_s = num_bytes * columns.least[0]
         least_stall_s = PROMPT_STALL_RATIO * least_s + pending_s
         best_s, ties = inf, dict[int, _Parts]()
         for place, row in visits:

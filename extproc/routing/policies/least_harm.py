@@ -92,16 +92,17 @@ class LeastHarm(RowPolicy):
     ) -> RowChoice | Wait:
         adapter, claim, weights = request.adapter, request.claim, self._weights
         has_room: Sequence[bool] = columns.has_room
-        ahead_s = ROOM_RATIO * weights.objective_s(request)
+        ahead_s = ROOM_RATIO * (weights.ttft_s if claim.ttft_s is None else claim.ttft_s)
+        running = columns.running(adapter or "")
         if claim.tpot_s is not None:
             has_room = _in_time(columns, rows, claim.tpot_s)
-        if not _is_place_left(columns, rows, adapter, has_room, now + ahead_s):
+        if not _is_place_left(columns, rows, adapter, running, has_room, now + ahead_s):
             return _wait(columns, rows, has_room, now, ahead_s)
-        search = Search(weights, self._first_homes, columns, rows, request, now)
+        search = Search(weights, self._first_homes, columns, rows, request, now, running)
         if adapter is not None and claim.priority < 0 and _leaves_slots(search, request, now):
             return _wait(columns, rows, has_room, now, ahead_s)
         ties = search.lowest(has_room, now + ahead_s)
-        row = one_of(sorted(ties), rng)
+        row = one_of(sorted(ties), rng) if len(ties) > 1 else next(iter(ties))
         reason = "base"
         if adapter is not None:
             reason = "running"
@@ -115,7 +116,10 @@ class LeastHarm(RowPolicy):
         """Return the terms of each view's price (`types.Terms`); all of them are 0 or more."""
         columns = Shown(snapshot.endpoints)
         rows = range(len(columns.addresses))
-        search = Search(self._weights, self._first_homes, columns, rows, request, snapshot.now)
+        running = columns.running(request.adapter or "")
+        search = Search(
+            self._weights, self._first_homes, columns, rows, request, snapshot.now, running
+        )
         return [asdict(each) for each in search.prices([columns.rows[v.address] for v in views])]
 
     @staticmethod
@@ -156,12 +160,12 @@ def _is_place_left(
     columns: Columns,
     rows: Sequence[int],
     adapter: str | None,
+    running: Mapping[int, int],
     has_room: Sequence[bool],
     latest_s: float,
 ) -> bool:
     """Return whether a row has room, and a slot that is free or the adapter's own."""
     slots, used, done_at = columns.num_slots, columns.num_used, columns.done_s
-    running: Mapping[int, int] = {} if adapter is None else columns.running(adapter)
     for row in rows:
         has_slot = adapter is None or row in running or not 0 < slots[row] <= used[row]
         if has_slot and has_room[row] and done_at[row] <= latest_s:

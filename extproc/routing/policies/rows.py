@@ -128,16 +128,15 @@ def next_rows(
     columns: Columns,
     among: Iterable[Sequence[int]],
     chosen: Sequence[int],
-    adapter: str | None,
+    holders: Set[int],
     num: int,
 ) -> list[int]:
     """Return up to `num` rows besides the first of the chosen ones.
 
     The rest of the chosen ones comes first. Others are of `among`, of each part before the next:
-    where the adapter is loaded, then least pending.
+    where the adapter is loaded (`holders`), then least pending.
     """
-    pending, holders = columns.num_pending, columns.holders(adapter or "")
-    found, most = [*chosen], 1 + num
+    pending, found, most = columns.num_pending, [*chosen], 1 + num
     for rows in among:
         is_all = len(rows) == len(pending)
         if is_all and len(holders) < most:  # the usual: no loop over all of them
@@ -157,11 +156,14 @@ def next_rows(
     return found[1:most]
 
 
-def affinity_of(columns: Columns, rows: Sequence[int], chosen: int, adapter: str | None) -> str:
-    """Return `hit` if an adapter is loaded at the chosen row, `spill` if it is at another of the
-    rows, `cold` if at none; "" without an adapter."""
+def affinity_of(
+    columns: Columns, rows: Sequence[int], chosen: int, adapter: str | None, holders: Set[int]
+) -> str:
+    """Return `hit` if an adapter is loaded at the chosen row (`holders`), `spill` if it is at
+    another of the rows, `cold` if at none; "" without an adapter."""
     if adapter is None:
         return ""
-    if columns.is_holder(chosen, adapter):
+    if chosen in holders:
         return "hit"
-    return "spill" if columns.is_held(adapter, rows) else "cold"
+    is_all = len(rows) == len(columns.addresses)
+    return "spill" if holders and (is_all or not holders.isdisjoint(rows)) else "cold"

@@ -202,10 +202,11 @@ def test_a_policy_derived_from_ours_is_asked_by_the_choose_that_it_has() -> None
 
 def test_of_alternates_that_are_alike_the_first_come_first() -> None:
     columns = columns_of([endpoint_view(number, gpu_adapters=("a",)) for number in range(1, 10)])
+    holders = columns.holders("a")
 
-    assert next_rows(columns, [range(9)], [0], "a", 8) == list(range(1, 9))
-    assert next_rows(columns, [[1, 2, 8]], [2], "a", 2) == [1, 8]
-    assert next_rows(columns, [range(9)], [0], "a", 0) == []
+    assert next_rows(columns, [range(9)], [0], holders, 8) == list(range(1, 9))
+    assert next_rows(columns, [[1, 2, 8]], [2], holders, 2) == [1, 8]
+    assert next_rows(columns, [range(9)], [0], holders, 0) == []
 
 
 def test_homes_beyond_those_remembered_are_in_the_same_order() -> None:

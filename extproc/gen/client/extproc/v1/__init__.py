@@ -82,6 +82,11 @@ class Candidate(betterproto2.Message):
     Part of the KV cache in use, 0 to 1, by the last report.
     """
 
+    max_loras: "int" = betterproto2.field(10, betterproto2.TYPE_UINT32)
+    """
+    Adapter slots on its GPU; 0 where they are unknown.
+    """
+
 
 default_message_pool.register_message("extproc.v1", "Candidate", Candidate)
 
@@ -207,6 +212,18 @@ class Outcome(betterproto2.Message):
     Attempts that Envoy made, retries included; 0 where it is unknown.
     """
 
+    body_bytes: "int" = betterproto2.field(12, betterproto2.TYPE_UINT64)
+    """
+    Bytes of the response's body, as far as they were sent.
+    """
+
+    output_tokens: "float | None" = betterproto2.field(
+        13, betterproto2.TYPE_DOUBLE, optional=True
+    )
+    """
+    Tokens of the response, by estimate; absent where it is unknown.
+    """
+
 
 default_message_pool.register_message("extproc.v1", "Outcome", Outcome)
 
@@ -282,6 +299,21 @@ class Pick(betterproto2.Message):
     served_model: "str" = betterproto2.field(13, betterproto2.TYPE_STRING)
     """
     What the pod reads, if that is another name than `model`; else empty.
+    """
+
+    tenant: "str" = betterproto2.field(14, betterproto2.TYPE_STRING)
+    """
+    Whose share it counts for; empty for none.
+    """
+
+    route: "str" = betterproto2.field(15, betterproto2.TYPE_STRING)
+    """
+    Name of the route that its model belongs to; empty for none.
+    """
+
+    objective: "str" = betterproto2.field(16, betterproto2.TYPE_STRING)
+    """
+    Name of the objective that gives it its priority; empty for none.
     """
 
 

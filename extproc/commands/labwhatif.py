@@ -1,0 +1,182 @@
+"""The command `extproc lab whatif`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from extproc.commands.failure import FAILED, failure
+from extproc.files.reading import read_text
+from extproc.lab.engine.profiles import PROFILES, EngineProfile, read_profile
+from extproc.lab.fleet.settings import FleetSettings
+from extproc.lab.trials.table import line
+from extproc.lab.trials.whatif import Case, Prospect, Told, advice, prospects, simulate, told
+from extproc.lab.workload.intervals import Interval
+from extproc.lab.workload.judge import Slo
+from extproc.lab.workload.recorded import Record, read_record
+from extproc.lab.workload.running import FleetResult
+from extproc.plugins import PolicyError
+
+_PEER_DELAY_S = 0.005
+"""Of several routers, which tell each other (`extproc.lab.fleet.settings`)."""
+
+
+def whatif(
+    record: Annotated[Path, typer.Argument(help="File that `extproc lab record` wrote.")],
+    profile: Annotated[
+        str,
+        typer.Option(
+            help=f"Costs of the engine: the file of `lab calibrate`, or {', '.join(PROFILES)}."
+        ),
+    ],
+    pods: Annotated[
+        str, typer.Option(help="Numbers of pods, as 6,8,10; by default that of the record.")
+    ] = "",
+    slots: Annotated[
+        str, typer.Option(help="Adapter slots of a pod, as 8,16; by default the record's.")
+    ] = "",
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help="Policy to compare with the recorded one; may be repeated."),
+    ] = None,
+    cpu_loras: Annotated[
+        int | None,
+        typer.Option(min=1, help="The pods' --max-cpu-loras; by default as many as slots."),
+    ] = None,
+    added_ms: Annotated[
+        float, typer.Option(min=0, help="Time that network and Envoy add to a first token, ms.")
+    ] = 0.0,
+    requests: Annotated[
+        int, typer.Option(min=100, help="Requests to send: the busiest stretch of the record.")
+    ] = 5_000,
+    ttft: Annotated[
+        float, typer.Option(help="Longest time to the first token of a request served well, s.")
+    ] = 0.5,
+    tpot: Annotated[float, typer.Option(help="Longest time per token after it, s.")] = 0.05,
+) -> None:
+    """Say what other policies, pods or slots would make of recorded traffic, in virtual time.
+
+    First it tells how well the model predicts what was recorded. Where a time differs by more than
+    25 %, it says what to calibrate, promises nothing, and ends with status 1.
+    """
+    try:
+        costs = _profile(profile)
+        whole = read_record(record, max_total_tokens=costs.max_model_len)
+        chosen = whole.busiest(requests)
+        cases = cases_of(chosen, policy or ["least_harm"], _numbers(pods), _numbers(slots))
+        settings = FleetSettings(
+            num_routers=chosen.num_routers,
+            peer_delay_s=_PEER_DELAY_S if chosen.num_routers > 1 else None,
+            profile=costs,
+            max_cpu_loras=cpu_loras,
+        )
+        typer.echo(_about(whole, chosen))
+        result = simulate(chosen, settings, cases[0], added_s=added_ms / 1e3)
+        compared = told(chosen, result)
+        typer.echo(f"\nHow well the model tells what happened ({cases[0].policy}):\n")
+        typer.echo(told_table(compared))
+        if said := advice(compared):
+            raise failure(said, FAILED)
+        typer.echo("\nWhat it would have been, with 95 % intervals:\n")
+
+        def run(case: Case) -> FleetResult:
+            if case == cases[0]:
+                return result
+            return simulate(chosen, settings, case, added_s=added_ms / 1e3)
+
+        typer.echo(prospect_table(prospects(cases, run, Slo(ttft, tpot))))
+    except (PolicyError, OSError, ValueError, TypeError) as error:
+        raise failure(error, FAILED) from error
+
+
+def _profile(name: str) -> EngineProfile:
+    if name in PROFILES:
+        return PROFILES[name]
+    return read_profile(read_text(Path(name)), name=name)
+
+
+def _numbers(text: str) -> list[int]:
+    """Return the numbers of a list with commas.
+
+    Raises:
+        ValueError: It is none.
+    """
+    numbers = [int(each) for each in text.split(",") if each]
+    if any(each < 1 for each in numbers):
+        raise ValueError(f"{text}: less than 1")
+    return numbers
+
+
+def cases_of(
+    record: Record, policies: Sequence[str], pods: Sequence[int], slots: Sequence[int]
+) -> list[Case]:
+    """Return the recorded case, and then every other of these.
+
+    Raises:
+        ValueError: The record does not have the pods' slots, and none are given.
+    """
+    own = record.max_loras or (slots[0] if slots else None)
+    if own is None:
+        raise ValueError("the record has no number of adapter slots, or several: give --slots")
+    first = Case(record.policy, record.num_pods, own)
+    combined = product((record.policy, *policies), pods or (first.num_pods,), slots or (own,))
+    return list(dict.fromkeys((first, *(Case(*each) for each in combined))))
+
+
+def _about(whole: Record, chosen: Record) -> str:
+    seconds = chosen.requests[-1].arrival.at_s
+    broken = "" if whole.is_whole else "; it broke off: its pods are those that answered"
+    return (
+        f"{len(chosen.requests)} of {len(whole.requests)} requests, "
+        f"{len(chosen.requests) / max(seconds, 1e-9):.1f} a second, "
+        f"to {whole.num_pods} pods by {whole.num_routers} router(s). {whole.num_left_out} were "
+        f"refused, failed or had no end, {whole.num_missing} decisions are missing{broken}."
+    )
+
+
+def told_table(compared: Sequence[Told]) -> str:
+    """Format the recorded times beside the predicted ones, in milliseconds."""
+    rows = [
+        line(
+            each.what,
+            each.of,
+            f"{1e3 * each.recorded_s:.1f}",
+            f"{1e3 * each.predicted_s:.1f}",
+            f"{each.error:+.0%}{' OFF' if each.is_off else ''}",
+        )
+        for each in compared
+    ]
+    head = line("time", "of", "recorded, ms", "predicted, ms", "difference")
+    return "\n".join([head, "|---" * 5 + "|", *rows])
+
+
+def prospect_table(found: Iterable[Prospect]) -> str:
+    """Format what each case would have given."""
+    heads = (
+        *("policy", "pods", "slots", "served well, %", "more than recorded, points"),
+        *("TTFT p50, ms", "TTFT p99, ms", "loads/1,000", "worst adapter, %"),
+    )
+    rows = [
+        line(
+            f"`{each.case.policy}`",
+            str(each.case.num_pods),
+            str(each.case.max_loras),
+            _cell(each.served_well, 100),
+            _cell(each.gain, 100),
+            _cell(each.ttft_p50_s, 1e3),
+            _cell(each.ttft_p99_s, 1e3),
+            f"{each.loads_per_1000:.0f}",
+            f"{100 * each.worst_adapter:.0f}",
+        )
+        for each in found
+    ]
+    return "\n".join([line(*heads), "|---" * len(heads) + "|", *rows])
+
+
+def _cell(interval: Interval, factor: float) -> str:
+    low, high = interval.low or 0.0, interval.high or 0.0
+    return f"{factor * interval.mean:.1f} ({factor * low:.1f} to {factor * high:.1f})"

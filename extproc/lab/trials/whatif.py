@@ -1,0 +1,245 @@
+"""A record of traffic in the laboratory: how well the model tells what happened, and what would be.
+
+The same arrivals are sent to a fleet in virtual time. First under the policy in force, where the
+times are known; only a model that tells these is asked for others. Intervals are by blocks of the
+record, drawn again with all their requests: what came next to a request stays next to it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf, sqrt
+from random import Random
+
+from extproc.lab.fleet.fleet import Fleet
+from extproc.lab.fleet.settings import FleetSettings
+from extproc.lab.opponents import make_policy
+from extproc.lab.workload.intervals import Interval
+from extproc.lab.workload.judge import MIN_ADAPTER_REQUESTS, Slo, measure, percentile
+from extproc.lab.workload.recorded import Record
+from extproc.lab.workload.running import FleetResult
+
+MAX_ERROR = 0.25
+"""A predicted time that differs by more from the recorded one is no base for a promise."""
+QUANTILES = (0.5, 0.9, 0.99)
+WARM_UP = 0.1
+"""Part of the record at whose beginning the virtual pods are colder than the real ones were."""
+NUM_BLOCKS, NUM_DRAWS = 20, 200
+_LOW, _HIGH, _BY_CHANCE = 0.025, 0.975, 1.96
+RANK = 16
+"""Of every adapter: a record does not have them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A time as it was recorded and as the model tells it, in seconds.
+
+    Attributes:
+        what: `TTFT` or `time per token`.
+        of: A quantile of all requests as `p99`, or of an adapter's.
+        low_s: The least that the recorded time may have been by chance: of an adapter's median the
+            95 % interval begins there; of all requests it is what was recorded.
+        high_s: The most, likewise.
+    """
+
+    what: str
+    of: str
+    recorded_s: float
+    predicted_s: float
+    low_s: float
+    high_s: float
+
+    @property
+    def error(self) -> float:
+        """The difference, as a part of what was recorded."""
+        return self.predicted_s / self.recorded_s - 1 if self.recorded_s else inf
+
+    @property
+    def is_off(self) -> bool:
+        """Whether it differs by more than `MAX_ERROR`, and not by chance."""
+        least_s, most_s = (1 - MAX_ERROR) * self.low_s, (1 + MAX_ERROR) * self.high_s
+        return not least_s <= self.predicted_s <= most_s
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A policy on a fleet."""
+
+    policy: str
+    num_pods: int
+    max_loras: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """The figures that a case would have given, with 95 % intervals.
+
+    Attributes:
+        served_well: Part of the requests.
+        gain: The difference in it to the first case, by the same blocks.
+        loads_per_1000: Adapters brought into GPU slots per 1,000 requests.
+        worst_adapter: Part of its requests served well.
+    """
+
+    case: Case
+    served_well: Interval
+    gain: Interval
+    ttft_p50_s: Interval
+    ttft_p99_s: Interval
+    loads_per_1000: float
+    worst_adapter: float
+
+
+def simulate(
+    record: Record, settings: FleetSettings, case: Case, *, added_s: float = 0.0
+) -> FleetResult:
+    """Send a record to a virtual fleet, whose first requests warm it up.
+
+    Args:
+        record: The requests.
+        settings: The fleet, but for what the case says.
+        case: The policy, and how many pods and slots there are.
+        added_s: Time that network and Envoy add, which the model leaves out.
+
+    Raises:
+        ValueError, TypeError: There is no such policy, or no such fleet.
+    """
+    workload = record.workload(RANK)
+    fleet = replace(
+        settings,
+        num_pods=case.num_pods,
+        max_loras=case.max_loras,
+        warm_up_s=WARM_UP * workload.duration_s,
+    )
+    make = make_policy(case.policy)
+    result = Fleet(fleet, workload, make, seed=1, policy_name=case.policy).run()
+    for flight in result.flights:
+        if flight.first_token_s is not None:
+            flight.first_token_s += added_s
+        if flight.ended_s is not None:
+            flight.ended_s += added_s
+    return result
+
+
+def told(record: Record, result: FleetResult) -> list[Told]:
+    """Compare the times of the policy in force, by quantile and by adapter.
+
+    Of requests with a recorded time alone. Adapters with few of them are not compared.
+
+    Raises:
+        ValueError: No request has one.
+    """
+    kinds = ("TTFT", "ttft_s"), ("time per token", "tpot_s")
+    return [each for what, name in kinds for each in _told(what, name, record, result)]
+
+
+def _told(what: str, name: str, record: Record, result: FleetResult) -> Iterator[Told]:
+    everyone = list[tuple[float, float]]()
+    by_adapter = defaultdict[str, list[tuple[float, float]]](list)
+    for request, flight in zip(record.requests, result.flights, strict=True):
+        real_s, virtual_s = getattr(request, name), getattr(flight, name)
+        if real_s is None or flight.arrival.at_s < result.warm_up_s:
+            continue
+        pair = real_s, inf if virtual_s is None else virtual_s
+        everyone.append(pair)
+        by_adapter[flight.arrival.adapter or "the base model"].append(pair)
+    if not everyone:
+        raise ValueError(f"the record has no {what}: the routers get no access log from Envoy")
+    for part in QUANTILES:
+        yield _at(what, f"p{100 * part:g}", everyone, part)
+    for adapter, pairs in sorted(by_adapter.items(), key=lambda each: (-len(each[1]), each[0])):
+        if len(pairs) >= MIN_ADAPTER_REQUESTS:
+            yield _at(what, f"p50 of {adapter}", pairs, 0.5, _BY_CHANCE)
+
+
+def _at(
+    what: str, of: str, pairs: Sequence[tuple[float, float]], part: float, by_chance: float = 0.0
+) -> Told:
+    """Compare a quantile, which may be another one by chance: so many standard errors."""
+    real, virtual = (sorted(times_s) for times_s in zip(*pairs, strict=True))
+    half = by_chance * sqrt(part * (1 - part) / len(real))
+    low_s, high_s = (percentile(real, min(1.0, part + each)) for each in (-half, half))
+    return Told(what, of, percentile(real, part), percentile(virtual, part), low_s, high_s)
+
+
+def advice(compared: Sequence[Told]) -> str:
+    """Say what to calibrate where the model is off; "" where it is not."""
+    off = {(each.what, each.of) for each in compared if each.is_off}
+    if not off:
+        return ""
+    if any(what == "time per token" for what, _ in off):
+        what = "the steps (step_s, step_per_decode_s, lora_ratio)"
+    elif ("TTFT", "p50") in off:
+        what = "prompts (step_per_prefill_token_s) and what the network adds (--added-ms)"
+    else:
+        what = "loads of adapters (disk_load_s, gpu_load_s), slots and CPU caches (--cpu-loras)"
+    return (
+        f"the model is off by more than {MAX_ERROR:.0%}, so it promises nothing. Calibrate {what}: "
+        "`extproc lab calibrate` on one of the pods, then --profile profile.yaml"
+    )
+
+
+def prospects(
+    cases: Sequence[Case], run: Callable[[Case], FleetResult], slo: Slo
+) -> Iterator[Prospect]:
+    """Yield what each case would give; gains are those over the first.
+
+    Args:
+        cases: At least one.
+        run: Simulates a case, each with the same requests.
+        slo: The objectives of a request that is served well.
+    """
+    first, base = list[float](), 0.0
+    for case in cases:
+        result = run(case)
+        metrics = measure(result, slo)
+        blocks = _blocks(result, slo)
+        draws = [_figures([blocks[n] for n in places]) for places in _places(len(blocks))]
+        parts, p50s, p99s = (list(each) for each in zip(*draws, strict=True))
+        first = first or parts
+        whole = _figures(blocks)
+        if case == cases[0]:
+            base = whole[0]
+        gains = [own - other for own, other in zip(parts, first, strict=True)]
+        yield Prospect(
+            case,
+            _interval(whole[0], parts),
+            _interval(whole[0] - base, gains),
+            _interval(whole[1], p50s),
+            _interval(whole[2], p99s),
+            metrics.loads_per_1000,
+            metrics.worst_adapter,
+        )
+
+
+_Block = Sequence[tuple[float, bool]]
+"""Of requests that came one after the other: first token (infinite without one), served well."""
+
+
+def _blocks(result: FleetResult, slo: Slo) -> list[_Block]:
+    served = [
+        (inf if flight.ttft_s is None else flight.ttft_s, slo.is_served_well(flight))
+        for flight in result.counted
+    ]
+    num = min(NUM_BLOCKS, len(served))
+    return [served[n * len(served) // num : (n + 1) * len(served) // num] for n in range(num)]
+
+
+def _places(num_blocks: int) -> list[list[int]]:
+    rng = Random("blocks")
+    return [rng.choices(range(num_blocks), k=num_blocks) for _ in range(NUM_DRAWS)]
+
+
+def _figures(blocks: Sequence[_Block]) -> tuple[float, float, float]:
+    """Return the part served well, and the median and the 99th percentile of first tokens."""
+    requests = [each for block in blocks for each in block]
+    ttfts_s = sorted(ttft_s for ttft_s, _ in requests)
+    num_well = sum(is_well for _, is_well in requests)
+    return num_well / len(requests), percentile(ttfts_s, 0.5), percentile(ttfts_s, 0.99)
+
+
+def _interval(value: float, drawn: Sequence[float]) -> Interval:
+    ordered = sorted(drawn)
+    return Interval(value, percentile(ordered, _LOW), percentile(ordered, _HIGH))

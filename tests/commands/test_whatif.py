@@ -1,0 +1,138 @@
+"""`extproc lab record` and `extproc lab whatif` at the terminal."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from extproc.commands.lab import lab_app
+from extproc.commands.labrecord import record_all
+from extproc.lab.workload.recorded import Record
+from extproc.observe.decisions import DecisionsService
+from extproc.observe.recording import Recording, RecordNames
+from extproc.observe.watchclient import WatchError
+from extproc.pods.completion import PickEnd
+from extproc.types import Outcome, Pick
+from extproc.wire.rpc import Code
+from tests.lab.trials.virtualrecord import made_record
+from tests.lab.workload.test_recorded import row, write
+from tests.observe.test_watchclient import picked, serving
+from tests.waiting import beside, eventually
+
+
+def requests_of(record: Record) -> list[str]:
+    """Return the lines of requests."""
+    return [
+        row(
+            arrival_s=each.arrival.at_s,
+            adapter=each.arrival.adapter,
+            prompt_tokens=each.arrival.prompt_tokens,
+            output_tokens=each.arrival.output_tokens,
+            ttft_s=each.ttft_s,
+            duration_s=(each.ttft_s or 0.0)
+            + (each.tpot_s or 0.0) * (each.arrival.output_tokens - 1),
+        )
+        for each in record.requests
+    ]
+
+
+PODS = [{"pod": name, "first_s": 0.0, "last_s": 99.0, "max_loras": 2} for name in "pq"]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The record of a run in virtual time under `founding`."""
+    lines = requests_of(made_record())
+    routers = [{"num_decisions_missed": 0}]
+    return write(tmp_path_factory.mktemp("record"), *lines, pods=PODS, routers=routers)
+
+
+def whatif(path: Path, *options: str) -> Result:
+    return CliRunner().invoke(lab_app, ["whatif", str(path), *options], env={"COLUMNS": "200"})
+
+
+def test_a_profile_that_tells_the_record_gives_a_table_of_prospects(path: Path) -> None:
+    result = whatif(path, "--profile", "h100-8b", "--policy", "random", "--pods", "2,3")
+
+    assert result.exit_code == 0, result.output
+    before, _, after = result.output.partition("What it would have been")
+    assert "410 of 410 requests" in before
+    assert " OFF" not in before
+    cells = [[cell.strip() for cell in line.split("|")[1:4]] for line in after.splitlines()[4:]]
+    assert cells == [
+        ["`founding`", "2", "2"],
+        ["`founding`", "3", "2"],
+        ["`random`", "2", "2"],
+        ["`random`", "3", "2"],
+    ]
+
+
+def test_a_wrong_profile_ends_with_what_to_calibrate_and_no_table(path: Path) -> None:
+    result = whatif(path, "--profile", "a100-80-13b-slora")
+
+    assert result.exit_code == 1
+    assert "Calibrate the steps" in result.output
+    assert "would have been" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--profile", "nobody.yaml"), "nobody.yaml"),
+        (("--profile", "h100-8b", "--pods", "0"), "less than 1"),
+        (("--profile", "h100-8b", "--policy", "nobody"), "nobody"),
+    ],
+)
+def test_what_cannot_be_asked_is_said(options: tuple[str, ...], words: str, path: Path) -> None:
+    result = whatif(path, *options)
+    assert result.exit_code == 1
+    assert words in result.output + str(result.exception)
+
+
+def test_slots_that_nobody_knows_are_asked_for(tmp_path: Path) -> None:
+    unknown = write(tmp_path, row(), pods=[{**PODS[0], "max_loras": 0}])
+    assert "give --slots" in whatif(unknown, "--profile", "h100-8b").output
+
+
+async def test_a_router_s_decisions_are_written_and_lost_connections_counted() -> None:
+    service, out, recording = DecisionsService(), io.StringIO(), Recording(RecordNames(b"k" * 16))
+    first = picked()
+    assert isinstance(first.decision, Pick)
+    async with serving(service) as port:
+        target = f"127.0.0.1:{port}"
+        async with beside(record_all([target], recording, out, seconds=600)):
+            await eventually(lambda: service._watchers)
+            service.publish(first)
+            service.ended(first.decision, PickEnd(Outcome.COMPLETED, 1.0))
+            await eventually(lambda: recording.num_requests)
+            service._watchers[0].call.end(Code.UNAVAILABLE, "draining")
+            await eventually(lambda: "1 lost connections" in recording.says())
+
+    head, line = out.getvalue().splitlines()
+    assert head.startswith("arrival_s,adapter,")
+    assert ",founding," in line
+
+
+async def test_a_record_ends_after_its_time() -> None:
+    out = io.StringIO()
+    async with serving(DecisionsService()) as port:
+        await record_all([f"127.0.0.1:{port}"], Recording(RecordNames(b"k")), out, seconds=0.1)
+    assert out.getvalue().startswith("arrival_s")
+
+
+async def test_a_router_that_does_not_answer_at_first_ends_it() -> None:
+    recording = Recording(RecordNames(b"k" * 16), 1)
+    with pytest.raises(WatchError):
+        await record_all(["127.0.0.1:1"], recording, io.StringIO(), seconds=60)
+
+
+@pytest.mark.parametrize("key", ["short", "x" * 65])
+def test_a_key_of_the_wrong_length_is_refused(key: str, tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text(key)
+    result = CliRunner().invoke(lab_app, ["record", "127.0.0.1:1", "--key-file", str(file)])
+    assert result.exit_code == 1
+    assert "a key has 16 to 64" in result.output.replace("\n", "")

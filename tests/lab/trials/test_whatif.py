@@ -1,0 +1,147 @@
+"""What-if answers: a model that tells what happened is asked, and any other promises nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from extproc.lab.engine.profiles import H100_8B, EngineProfile
+from extproc.lab.trials.whatif import (
+    QUANTILES,
+    WARM_UP,
+    Case,
+    Told,
+    advice,
+    prospects,
+    simulate,
+    told,
+)
+from extproc.lab.workload.intervals import Interval
+from extproc.lab.workload.judge import Slo
+from extproc.lab.workload.recorded import Record
+from extproc.lab.workload.requests import Arrival
+from extproc.lab.workload.running import FleetResult, FlightState, LabFlight, PodTotals
+from tests.lab.trials.virtualrecord import FOUNDING, SETTINGS, made_record
+
+
+@pytest.fixture(scope="module")
+def record() -> Record:
+    return made_record()
+
+
+def test_the_model_that_made_a_record_tells_it(record: Record) -> None:
+    compared = told(record, simulate(record, SETTINGS, FOUNDING))
+
+    assert {each.what for each in compared} == {"TTFT", "time per token"}
+    assert [each.of for each in compared[: len(QUANTILES)]] == ["p50", "p90", "p99"]
+    assert len(compared) > 2 * len(QUANTILES)  # adapters, too
+    assert [each.error for each in compared] == [0.0] * len(compared)
+    assert advice(compared) == ""
+
+
+WRONG_STEPS = replace(H100_8B, step_s=2 * H100_8B.step_s)
+WRONG_LOADS = replace(H100_8B, disk_load_s=20 * H100_8B.disk_load_s)
+
+
+@pytest.mark.parametrize(
+    ("profile", "added_s"), [(WRONG_STEPS, 0.0), (WRONG_LOADS, 0.0), (H100_8B, 0.05)]
+)
+def test_a_model_that_is_wrong_promises_nothing(
+    record: Record, profile: EngineProfile, added_s: float
+) -> None:
+    wrong = replace(SETTINGS, profile=profile)
+    compared = told(record, simulate(record, wrong, FOUNDING, added_s=added_s))
+    assert "promises nothing" in advice(compared)
+
+
+@pytest.mark.parametrize(
+    ("off", "words"),
+    [
+        ([("TTFT", "p50"), ("time per token", "p90")], "the steps"),
+        ([("TTFT", "p50"), ("TTFT", "p99")], "prompts"),
+        ([("TTFT", "p99")], "loads of adapters"),
+    ],
+)
+def test_it_says_what_to_calibrate(off: list[tuple[str, str]], words: str) -> None:
+    assert words in advice([Told(what, of, 1.0, 1.3, 1.0, 1.0) for what, of in off])
+
+
+@pytest.mark.parametrize(
+    ("recorded_s", "predicted_s", "is_off"),
+    [(1.0, 1.25, False), (1.0, 1.26, True), (1.0, 0.74, True), (1.0, inf, True), (0.0, 1.0, True)],
+)
+def test_a_time_is_off_where_it_differs_by_more_than_a_quarter(
+    recorded_s: float, predicted_s: float, is_off: bool
+) -> None:
+    assert Told("TTFT", "p50", recorded_s, predicted_s, recorded_s, recorded_s).is_off == is_off
+
+
+def test_a_median_of_few_requests_may_differ_by_chance(record: Record) -> None:
+    result = simulate(record, SETTINGS, FOUNDING)
+    adapters = [each for each in told(record, result) if " of " in each.of]
+
+    assert all(each.low_s <= each.recorded_s <= each.high_s for each in adapters)
+    assert any(each.low_s < each.high_s for each in adapters)
+    (first, *_) = adapters
+    assert not replace(first, predicted_s=1.2 * first.high_s).is_off
+    assert replace(first, predicted_s=1.3 * first.high_s).is_off
+
+
+def test_a_record_without_times_is_not_judged(record: Record) -> None:
+    blind = replace(record, requests=tuple(replace(e, ttft_s=None) for e in record.requests))
+    with pytest.raises(ValueError, match="no access log"):
+        told(blind, simulate(blind, SETTINGS, FOUNDING))
+
+
+def test_the_warm_up_does_not_count(record: Record) -> None:
+    result = simulate(record, SETTINGS, FOUNDING)
+    early = [
+        replace(each, ttft_s=9.0)
+        if each.arrival.at_s < WARM_UP * record.requests[-1].arrival.at_s
+        else each
+        for each in record.requests
+    ]
+    assert early != list(record.requests)
+    assert advice(told(replace(record, requests=tuple(early)), result)) == ""
+
+
+def answered(number: int, ttft_s: float | None) -> LabFlight:
+    flight = LabFlight(str(number), Arrival(float(number), "a", 10, 11), 0)
+    flight.pod, flight.dispatched_s = "pod", flight.arrival.at_s
+    if ttft_s is not None:
+        flight.first_token_s = flight.arrival.at_s + ttft_s
+        flight.end(FlightState.FINISHED, flight.first_token_s + 0.1)
+    return flight
+
+
+def made(ttfts_s: Sequence[float | None]) -> FleetResult:
+    flights = [answered(number, ttft_s) for number, ttft_s in enumerate(ttfts_s)]
+    return FleetResult(flights, [PodTotals("pod", len(flights) // 10, 0)], 0.0, 2_000.0)
+
+
+def test_prospects_are_those_of_the_runs_with_gains_over_the_first() -> None:
+    slow = made([0.1, 0.9] * 500)
+    fast = made([0.1, 0.1, 0.1, None] * 250)
+    cases = [FOUNDING, Case("least_harm", 2, 2)]
+    first, second = prospects(cases, {cases[0]: slow, cases[1]: fast}.__getitem__, Slo())
+
+    assert (first.served_well.mean, first.gain) == (0.5, Interval(0.0, 0.0, 0.0))
+    assert first.ttft_p50_s.mean == pytest.approx(0.1)
+    assert (second.case, second.served_well.mean, second.gain.mean) == (cases[1], 0.75, 0.25)
+    assert second.ttft_p99_s.mean == inf  # one in four has no first token
+    assert (second.loads_per_1000, second.worst_adapter) == (100, 0.75)
+
+
+def test_intervals_are_of_blocks_not_of_single_requests() -> None:
+    """Half of the requests are bad in both: in one run of them, or one in two."""
+    mixed = made([0.1, 0.9] * 500)
+    lumped = made([0.1] * 500 + [0.9] * 500)
+    (even,) = prospects([FOUNDING], lambda _: mixed, Slo())
+    (uneven,) = prospects([FOUNDING], lambda _: lumped, Slo())
+
+    assert (even.served_well.low, even.served_well.high) == (0.5, 0.5)
+    assert (uneven.served_well.low or 1.0) < 0.35
+    assert (uneven.served_well.high or 0.0) > 0.65

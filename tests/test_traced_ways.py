@@ -1,0 +1,88 @@
+"""The ways that CONTRIBUTING.md names are those that a request, a log entry and a report take."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from bench.hotpath import DrivenLoop, HotPath, Load
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = f"{ROOT / 'extproc'}/"
+STEPS = {"A request": "request", "A scrape": "report", "An access log entry": "log"}
+"""The headings in CONTRIBUTING.md, and what is driven for each."""
+
+
+class One(Load):
+    """One request, one entry and one report at a time."""
+
+    burst = num_entries = num_reports = 1
+
+
+@cache
+def entered() -> dict[str, list[str]]:
+    """Return the files of the package that each step enters, call by call, in a router in use."""
+    files: dict[str, list[str]] = {step: [] for step in STEPS.values()}
+
+    def timed(step: str, run: Callable[[], Any]) -> Any:
+        found = files["report" if step == "parse" else step] if step != "later" else []
+
+        def note(frame: FrameType, event: str, _: object) -> None:
+            if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+                found.append(frame.f_code.co_filename.removeprefix(PACKAGE))
+
+        sys.setprofile(note)
+        try:
+            return run()
+        finally:
+            sys.setprofile(None)
+
+    async def drive() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, DrivenLoop)
+        path = HotPath(One(), loop)
+        path.open()
+        path.run(40, lambda _, run: run())
+        path.run(1, timed)
+
+    with asyncio.Runner(loop_factory=DrivenLoop) as runner:
+        runner.run(drive())
+    return files
+
+
+def stations(heading: str) -> list[str]:
+    """Return the files between the arrows below a heading."""
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = page.partition(f"### {heading}\n")[2].partition("\n#")[0]
+    (way,) = (paragraph for paragraph in section.split("\n\n") if " →" in paragraph)
+    return re.findall(r"`([\w/]+\.py)`", way)
+
+
+def first_missing(way: Sequence[str], calls: Iterable[str]) -> str | None:
+    """Return the first file that is not entered after those before it, None if all are."""
+    left = iter(calls)
+    return next((file for file in way if file not in left), None)
+
+
+@pytest.mark.parametrize("heading", STEPS)
+def test_each_file_of_a_way_is_entered_after_those_before_it(heading: str) -> None:
+    way = stations(heading)
+
+    assert len(way) >= 6
+    assert first_missing(way, entered()[STEPS[heading]]) is None
+
+
+@pytest.mark.parametrize("heading", STEPS)
+def test_a_way_backwards_or_one_file_more_is_noticed(heading: str) -> None:
+    way, calls = stations(heading), entered()[STEPS[heading]]
+
+    assert first_missing(way[::-1], calls) is not None
+    assert first_missing([*way, "wire/h2.py"], calls) == "wire/h2.py"
