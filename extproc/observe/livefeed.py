@@ -48,7 +48,7 @@ class LiveFeed:
         registry: The models registered on any endpoint, by name; a new object after each change.
         knows_times: Whether completions carry response times.
         health: Reasons why the router is not ready, for people; empty when it is.
-        warnings: What is wrong elsewhere, for people.
+        warnings: Problems elsewhere, for people.
         policy: The name of the policy in force.
         slow: Which pods are slower than their peers.
         clock: Monotonic seconds.

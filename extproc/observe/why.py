@@ -32,7 +32,7 @@ class Period:
     Attributes:
         firsts_s: Times to the first token, or to the end of what was not streamed.
         helds_s: Times in the queue, 0 for those that were not held.
-        held_for: What requests were held for.
+        held_for: Held requests by reason.
         refused: Rejections by status and code.
         served: Requests by the pod that got them.
         could: Names of pods that could take them, by address.
@@ -107,11 +107,11 @@ def _could(pick: Values) -> Sequence[Values]:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a router tells of itself.
+    """The state of one router, by its own account.
 
     Attributes:
-        decisions: Those that it keeps, newest first, as at `/debug/decisions`, each behind its
-            wall seconds.
+        decisions: The decisions that it keeps, newest first, as at `/debug/decisions`, each behind
+            its wall seconds.
         pods: As at `/debug/snapshot`.
         warnings: As at `/healthz`, with the reasons why it is not ready.
         slow: Addresses of pods that it calls slow.
