@@ -60,8 +60,8 @@ class TicketLine:
     """The requests that go before others.
 
     Attributes:
-        own: Those that wait here, by priority.
-        others: Those that wait at other routers, by router.
+        own: Requests that wait here, by priority.
+        others: Requests that wait at other routers, by router.
     """
 
     def __init__(self) -> None:
