@@ -510,7 +510,7 @@ CEILINGS = {
     "plugins": 72,
     "stack": 281,
     "lab": 6_257,
-    "commands": 2_274,
+    "commands": 2_277,
     "address": 53,
     "bounds": 29,
     "costs": 41,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import ssl
 import sys
 from contextlib import suppress
@@ -66,6 +67,8 @@ def record(
         context = client_tls(tls, tls_ca, tls_cert, tls_key)
         recording = Recording(names, len(targets))
         typer.echo(f"recording {', '.join(targets)} for {minutes:g} minutes", err=True)
+        for number in (signal.SIGINT, signal.SIGTERM):  # also in a shell's background
+            signal.signal(number, signal.default_int_handler)
         with suppress(KeyboardInterrupt):  # what was recorded until then is a record
             asyncio.run(
                 record_all(targets, recording, sys.stdout, seconds=60 * minutes, tls=context)
