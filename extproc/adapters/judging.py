@@ -195,9 +195,12 @@ def _aim(book: Book, name: str, kept: Kept, num: int, *, now: float) -> int:
     elif good or failed_s:
         # A request makes no difference to what is loaded anyway.
         kept.retry_s = inf if kept.is_eager else -inf if good else min(failed_s)
+        if kept.retry_s > now and _is_listed_by_one_down(book, kept):
+            kept.retry_s = -inf
     else:
-        kept.trouble = _why_nowhere(book, kept)
-        kept.retry_s = -inf if kept.trouble is None else inf
+        may_fit = _may_fit_one_down(book, kept)
+        kept.trouble = _refusal(book) or (None if may_fit else (Failure.UNFIT, "", _misfit(kept)))
+        kept.retry_s = -inf if may_fit else inf
     return num_able
 
 
@@ -220,17 +223,27 @@ def _problem(
     return None
 
 
-def _why_nowhere(book: Book, kept: Kept) -> tuple[Failure, str, str] | None:
-    """Return why no pod can take an adapter; None where one may that is not up."""
-    pods = book.fleet.pods.values()
-    usable = [pod for pod in pods if pod.is_usable]
-    for pod in usable:
-        if pod.refusal is not None:
+def _refusal(book: Book) -> tuple[Failure, str, str] | None:
+    """Return which pod that is up loads nothing, and why; None for none."""
+    for pod in book.fleet.pods.values():
+        if pod.is_usable and pod.refusal is not None:
             failure, message, _ = pod.refusal
             return failure, pod.state.address, message
-    if not usable or any(not pod.is_usable and _may_fit(kept, pod) for pod in pods):
-        return None
-    return Failure.UNFIT, "", _misfit(kept)
+    return None
+
+
+def _is_listed_by_one_down(book: Book, kept: Kept) -> bool:
+    """Return whether a pod that is not up had an adapter when it was: what fails elsewhere says
+    nothing of it."""
+    pods = book.fleet.pods
+    had = [pods[address] for address in book.fleet.pods_of.get(kept.served, ())]
+    return any(not pod.is_usable and _has(kept, pod) for pod in had)
+
+
+def _may_fit_one_down(book: Book, kept: Kept) -> bool:
+    """Return whether a pod that is not up may take an adapter, or none is up."""
+    down = [pod for pod in book.fleet.pods.values() if not pod.is_usable]
+    return len(down) == len(book.fleet.pods) or any(_may_fit(kept, pod) for pod in down)
 
 
 def _may_fit(kept: Kept, pod: PodHistory) -> bool:

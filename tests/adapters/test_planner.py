@@ -75,6 +75,26 @@ def test_an_adapter_that_only_a_pod_that_is_not_up_may_have_is_waited_for(
     assert (world.state("a"), world.status("a").reason) == (AdapterState.FAILED, Failure.UNFIT)
 
 
+@pytest.mark.parametrize("how", ["refuses loads", "fails to load it"])
+def test_what_a_pod_that_is_not_up_has_is_waited_for_though_another_cannot_load_it(
+    how: str,
+) -> None:
+    failure = Failure.NO_RUNTIME if how == "refuses loads" else Failure.ENGINE
+    other, has = FakePod(ONE, broken={"/a": Result(failure, "no")}), FakePod(TWO, models={"a": "/a"})
+    world = World([other, has])
+    world.declare(Declaration("a", "/a", min_replicas=2))
+    world.run(10)
+    assert world.state("a") is AdapterState.READY
+    has.is_up = False
+    world.held = ["a"]
+    world.run(10)
+    assert (world.state("a"), world.status("a").reason) == (AdapterState.LOADING, failure)
+
+    del world.pods[TWO]
+    world.run(10)
+    assert (world.state("a"), world.status("a").reason) == (AdapterState.FAILED, failure)
+
+
 def test_a_pod_that_has_listed_nothing_yet_may_have_any_adapter_of_its_pools() -> None:
     starts = FakePod(TWO, is_up=False, pools=frozenset({"a"}))
     world = World([FakePod(ONE, pools=frozenset({"a"})), starts])
