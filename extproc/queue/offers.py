@@ -206,8 +206,7 @@ class Offers:
 
     def behind_until_s(self, request: RequestInfo, now: float) -> float:
         """Return until when a request has to let others go first; `now` where it need not."""
-        is_any = self.line.own or self.line.others
-        return self.line.until_s(request, self._reach.of(request), now) if is_any else now
+        return self.line.until_s(request, self._reach.of(request), now) if self.line else now
 
     def hear(self, router_id: str, waiting: Waiting, reach: Reach, *, now: float) -> bool:
         """Have requests that wait at another router go first, in place of its earlier ones. Return

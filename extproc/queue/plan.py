@@ -14,7 +14,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from extproc.costs import BYTES_PER_TOKEN
-from extproc.queue.fairness import INPUT_WEIGHT, OUTPUT_WEIGHT, TokenCounters, cost
+from extproc.queue.fairness import TokenCounters, cost
 from extproc.queue.tenantorder import LATE_EVERY, Scene, first_come, in_time
 from extproc.queue.tickets import QueueSettings, Ticket, level
 from extproc.types import RequestInfo
@@ -165,5 +165,4 @@ class QueuePlan:
 def tokens_of(request: RequestInfo) -> float:
     """Return what a request counts for once it is served: weighted tokens over its weight."""
     outputs = EXPECTED_OUTPUT_TOKENS * request.num_sequences
-    inputs = INPUT_WEIGHT * (request.body_bytes / BYTES_PER_TOKEN)
-    return (inputs + OUTPUT_WEIGHT * outputs) / request.claim._weight
+    return cost(request.body_bytes / BYTES_PER_TOKEN, outputs) / request.claim._weight

@@ -156,7 +156,7 @@ class HoldQueue:
     @property
     def lets_others_go(self) -> bool:
         """Whether somebody waits, here or at another router, whom a newcomer may have to let go."""
-        return bool(self._tickets or self._offers.line.own or self._offers.line.others)
+        return bool(self._tickets or self._offers.line)
 
     def hear(self, router_id: str, waiting: Waiting, *, now: float, reach: Reach = NOWHERE) -> None:
         """Have those that wait at another router go first, instead of those that did before."""

@@ -184,6 +184,7 @@ class Stream(Struct, eq=False):
         if decided is not None and decided.knows(event.headers, event.subset):
             return self._on_decided(event)
         headers, routes = event.headers, self._settings.routes
+        # A listed path is in normal form, and takes POST: all of `match_route` for the usual one.
         is_post = headers.get(":method") == "POST"
         listed = routes.listed.get(headers.get(":path", "")) if is_post else None
         route = listed or match_route(event, routes)

@@ -221,7 +221,7 @@ class Catalog:
         """Whether all models that pods list get requests, whoever asks: nothing is declared."""
         if self._cards or self._withheld or self._of_tenants or self.planner.deleted:
             return False
-        return self._may_admit and self._sources.terms_are_known
+        return self.admits_undeclared
 
     def admits(self, name: str, card: ModelCard) -> bool:
         """Return whether a model that pods list gets requests.
