@@ -14,7 +14,7 @@ from typing import Annotated, TextIO
 import typer
 
 from extproc.commands.failure import FAILED, failure
-from extproc.commands.watch import client_tls
+from extproc.commands.watch import Tls, TlsCa, TlsCert, TlsKey, client_tls
 from extproc.files.reading import read_key
 from extproc.observe.recording import MAX_KEY_BYTES, MIN_KEY_BYTES, Recording, RecordNames
 from extproc.observe.watchclient import WatchError, watch
@@ -39,26 +39,15 @@ def record(
             "default a random one that is not kept."
         ),
     ] = None,
-    tls: Annotated[bool, typer.Option(help="Connect with TLS.")] = False,
-    tls_ca: Annotated[
-        Path | None,
-        typer.Option(
-            help="PEM file with the CAs of the routers' certificates; the system's by default."
-        ),
-    ] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option(help="PEM file with a client certificate, for mutual TLS.")
-    ] = None,
-    tls_key: Annotated[
-        Path | None, typer.Option(help="PEM file with the client certificate's private key.")
-    ] = None,
+    tls: Tls = False,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
 ) -> None:
     """Record the traffic of running routers as CSV, without prompts, answers or names.
 
     The record is written to standard output, and what it lacks is said on standard error.
     """
-    if tls_key and not tls_cert:
-        raise failure("--tls-key needs --tls-cert")
     targets = router or ["127.0.0.1:9002"]
     try:
         names = RecordNames(

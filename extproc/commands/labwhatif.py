@@ -13,8 +13,9 @@ from extproc.commands.failure import FAILED, failure
 from extproc.files.reading import read_text
 from extproc.lab.engine.profiles import PROFILES, EngineProfile, read_profile
 from extproc.lab.fleet.settings import FleetSettings
+from extproc.lab.trials.prospects import Prospect, prospects
 from extproc.lab.trials.table import line
-from extproc.lab.trials.whatif import Case, Prospect, Told, advice, prospects, simulate, told
+from extproc.lab.trials.whatif import Case, Told, advice, simulate, told
 from extproc.lab.workload.intervals import Interval
 from extproc.lab.workload.judge import Slo
 from extproc.lab.workload.recorded import Record, read_record

@@ -11,6 +11,20 @@ import typer
 
 from extproc.commands.failure import failure
 
+Tls = Annotated[bool, typer.Option(help="Connect with TLS.")]
+TlsCa = Annotated[
+    Path | None,
+    typer.Option(
+        help="PEM file with the CAs of the router's certificate; the system's by default."
+    ),
+]
+TlsCert = Annotated[
+    Path | None, typer.Option(help="PEM file with a client certificate, for mutual TLS.")
+]
+TlsKey = Annotated[
+    Path | None, typer.Option(help="PEM file with the client certificate's private key.")
+]
+
 
 def client_tls(
     tls: bool, ca: Path | None, certificate: Path | None, key: Path | None
@@ -19,11 +33,14 @@ def client_tls(
 
     Raises:
         WatchError: A file cannot be used.
+        typer.Exit: There is a key without its certificate.
     """
     from extproc.files.reading import describe_failure
     from extproc.files.tls import HTTP2, client_context
     from extproc.observe.watchclient import WatchError
 
+    if key and not certificate:
+        raise failure("--tls-key needs --tls-cert")
     if not (tls or ca or certificate):
         return None
     try:
@@ -59,27 +76,16 @@ def watch(
     outcomes: Annotated[
         bool, typer.Option(help="Also show how requests end, each on a line of its own.")
     ] = True,
-    tls: Annotated[bool, typer.Option(help="Connect with TLS.")] = False,
-    tls_ca: Annotated[
-        Path | None,
-        typer.Option(
-            help="PEM file with the CAs of the router's certificate; the system's by default."
-        ),
-    ] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option(help="PEM file with a client certificate, for mutual TLS.")
-    ] = None,
-    tls_key: Annotated[
-        Path | None, typer.Option(help="PEM file with the client certificate's private key.")
-    ] = None,
+    tls: Tls = False,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
 ) -> None:
     """Follow the router's decisions live, or explain one request."""
     from rich.console import Console
 
     from extproc.observe import watchclient
 
-    if tls_key and not tls_cert:
-        raise failure("--tls-key needs --tls-cert")
     console = Console(highlight=False, soft_wrap=True)
 
     async def run() -> None:

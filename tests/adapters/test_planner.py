@@ -80,7 +80,10 @@ def test_what_a_pod_that_is_not_up_has_is_waited_for_though_another_cannot_load_
     how: str,
 ) -> None:
     failure = Failure.NO_RUNTIME if how == "refuses loads" else Failure.ENGINE
-    other, has = FakePod(ONE, broken={"/a": Result(failure, "no")}), FakePod(TWO, models={"a": "/a"})
+    other, has = (
+        FakePod(ONE, broken={"/a": Result(failure, "no")}),
+        FakePod(TWO, models={"a": "/a"}),
+    )
     world = World([other, has])
     world.declare(Declaration("a", "/a", min_replicas=2))
     world.run(10)
