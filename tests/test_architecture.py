@@ -503,7 +503,7 @@ CEILINGS = {
     "routing": 1_717,
     "request": 2_749,
     "peers": 1_024,
-    "discovery": 1_820,
+    "discovery": 1_860,
     "observe": 2_167,
     "config": 941,
     "service": 858,

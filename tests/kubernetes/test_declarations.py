@@ -15,6 +15,7 @@ import pytest
 from extproc.adapters.declared import Declaration
 from extproc.config.configured import kubernetes_settings
 from extproc.config.discovery import KubernetesConfig
+from extproc.discovery.kubernetes import declarations
 from extproc.discovery.kubernetes.apiserver import Kubernetes
 from extproc.discovery.kubernetes.declarations import Declarations
 from extproc.discovery.kubernetes.kubewatch import WatchTimes
@@ -47,12 +48,13 @@ from tests.logs import warnings
 from tests.waiting import beside, eventually
 
 TIMES = WatchTimes(watch_s=20.0, relist_s=1.0)
+POOL = PoolRef("pool")
 
 
 class Router:
     """What a router does with declarations: merge, and answer."""
 
-    def __init__(self, kubernetes: Kubernetes) -> None:
+    def __init__(self, kubernetes: Kubernetes, pool: PoolRef) -> None:
         self.kubernetes = kubernetes
         self.configured: Sequence[Offer] = ()
         self.states: Mapping[str, AdapterReport] | None = None
@@ -61,7 +63,7 @@ class Router:
         self.merged: Merged = merge()
         self.declarations: Declarations = Declarations(
             kubernetes,
-            [PoolRef("pool")],
+            [pool],
             engine="vllm",
             on_rules=self._on_rules,
             on_offers=self._on_offers,
@@ -110,9 +112,11 @@ class Router:
 
 
 @asynccontextmanager
-async def routing(kubeconfig: Path, times: WatchTimes = TIMES) -> AsyncIterator[Router]:
+async def routing(
+    kubeconfig: Path, times: WatchTimes = TIMES, pool: PoolRef = POOL
+) -> AsyncIterator[Router]:
     kubernetes = Kubernetes(kubeconfig, clock=time.monotonic, rng=Random(1), times=times)
-    router = Router(kubernetes)
+    router = Router(kubernetes, pool)
     try:
         async with beside(router.declarations.run()):
             yield router
@@ -396,6 +400,54 @@ async def test_two_routers_leave_one_status_and_each_other_alone(cluster: Cluste
 
     assert before <= 3  # both may have said `Accepted` at once
     assert after == before
+
+
+SERVICE = {"group": "", "kind": "Service", "name": "pool"}
+
+
+@pytest.mark.usefixtures("definition")
+async def test_an_llmroute_whose_backends_are_not_read_says_so_in_its_status(
+    cluster: Cluster, kubeconfig: Path
+) -> None:
+    """Also one that was followed before it named others."""
+    path, none = route_path("r"), ("False", "NoMatchingPool")
+    other = {"backendRefs": [SERVICE], "adapter": {"name": "a"}}
+    await cluster.put(ROUTES, "LLMRoute", "r", other)
+    async with routing(kubeconfig) as router:
+        found = await conditions_become(cluster, path, Accepted=none)
+        here, there = "this router serves InferencePool pool", "backendRefs has Service pool"
+        assert found["Accepted"]["message"] == f"{there}; {here}"
+
+        router.states = {"a": SERVED}
+        await put_route(cluster, "r", "a")
+        expected = {"Ready": ("True", "Serving"), "Degraded": ("False", "AsDesired")}
+        await conditions_become(cluster, path, Accepted=ACCEPTED, **expected)
+        await cluster.put(ROUTES, "LLMRoute", "r", other)
+        await conditions_become(cluster, path, Accepted=none)
+
+
+@pytest.mark.usefixtures("definition")
+async def test_a_router_leaves_an_llmroute_to_the_one_that_reads_its_backends(
+    cluster: Cluster, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever of them writes first, and though both list again and again."""
+    monkeypatch.setattr(declarations, "PATIENCE_S", 0.0)
+    times = WatchTimes(watch_s=1.0, relist_s=0.1)
+    service = PoolRef("pool", "", "Service")
+    async with routing(kubeconfig, times) as one, routing(kubeconfig, times, service) as two:
+        for number in range(10):
+            refs = [SERVICE] if number % 2 else [{"name": "pool"}]
+            spec = {"backendRefs": refs, "adapter": {"name": f"a{number}"}}
+            await cluster.put(ROUTES, "LLMRoute", "r", spec)
+            await conditions_become(cluster, route_path("r"), Accepted=ACCEPTED)
+        before = one.kubernetes.lists["llmroutes"], two.kubernetes.lists["llmroutes"]
+
+        def have_listed() -> bool:
+            lists = one.kubernetes.lists["llmroutes"], two.kubernetes.lists["llmroutes"]
+            return all(new > old + 1 for old, new in zip(before, lists, strict=True))
+
+        await eventually(have_listed, within_s=PATIENCE_S)
+        await conditions_become(cluster, route_path("r"), Accepted=ACCEPTED)
 
 
 READS = (

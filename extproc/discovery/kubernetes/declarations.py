@@ -33,6 +33,8 @@ OnRules = Callable[[Sequence[RuleSet]], None]
 OnOffers = Callable[[Sequence[Offer], frozenset[str]], None]
 """Gets what counts, and the names of adapters that are declared in a way that cannot be used."""
 
+PATIENCE_S = 5.0
+"""For the router whose object it is to say so, before another one says that it is not its own."""
 _UNWANTED = "; if there are none on purpose, set discovery.kubernetes.declarations: false"
 
 
@@ -118,8 +120,10 @@ class _Kind(Generic[D, T]):
         self._said: dict[str, tuple[DeclaredObject[T], Finding, tuple[ManagedFields, ...]]] = {}
         self._on_readings = on_readings
         self._publisher = Publisher(self._on_change)
-        self._statuses = Statuses(
-            kubernetes.client, query, wall_clock=wall_clock, relist_s=kubernetes.times.relist_s
+        relist_s, client = kubernetes.times.relist_s, kubernetes.client
+        self._statuses = Statuses(client, query, wall_clock=wall_clock, relist_s=relist_s)
+        self._others = Statuses(
+            client, query, wall_clock=wall_clock, relist_s=relist_s, patience_s=PATIENCE_S
         )
         self._watch = kubernetes.watch(query, self._on_objects, hint)
 
@@ -134,6 +138,7 @@ class _Kind(Generic[D, T]):
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._watch.run())
                 tasks.create_task(self._statuses.run())
+                tasks.create_task(self._others.run())
 
     def report(self, finding_of: Callable[[DeclaredObject[T]], Finding]) -> None:
         """Say what was found of each object, made anew only where it is news."""
@@ -144,10 +149,14 @@ class _Kind(Generic[D, T]):
                 said = each, finding, parts(each, finding)
             self._said[each.origin] = said
         if self._said != before:
-            self._statuses.want({origin: each[2] for origin, each in self._said.items()})
+            ours = {name: each[2] for name, each in self._said.items() if each[0].is_ours}
+            self._statuses.want(ours)
+            others = self._said.keys() - ours.keys()
+            self._others.want({name: self._said[name][2] for name in sorted(others)})
 
     def _on_objects(self, objects: Collection[D]) -> None:
-        self._statuses.know(self._watch.api, objects)
+        for each in (self._statuses, self._others):
+            each.know(self._watch.api, objects)
         self._publisher.publish(lambda: self._declared.read(objects))
 
     def _on_change(self, readings: Sequence[DeclaredObject[T]]) -> None:

@@ -3,8 +3,8 @@
 1. The oldest counts first; of one age, the first by namespace and name. That is the order of the
    Gateway API and of the inference extension.
 2. An object that is being deleted declares nothing any more.
-3. An object that is of no pool of ours is nobody's problem here, and nothing of it is kept. Of one
-   that is, whatever is wrong is said in its own status.
+3. An object's own status says whatever is wrong with it. Of one that is of no pool of ours,
+   the reason alone is kept.
 4. Of a spec that is too long, or too much beside those of the older ones, its length and its
    adapter's name are kept.
 """
@@ -48,6 +48,7 @@ class DeclaredObject(Struct, Generic[T], frozen=True):
         ignored: The part without effect; "" for none.
         withheld: Name of the adapter that it is about, where it cannot count. Nobody gets that
             adapter then, as its owner is not known.
+        is_ours: It is of a pool of ours; else `problem` says of which it is.
     """
 
     origin: str
@@ -56,6 +57,7 @@ class DeclaredObject(Struct, Generic[T], frozen=True):
     problem: str = ""
     ignored: str = ""
     withheld: str = ""
+    is_ours: bool = True
 
 
 class Declared(Generic[D, T]):
@@ -65,7 +67,8 @@ class Declared(Generic[D, T]):
     it is listed.
 
     Args:
-        is_ours: Whether an object is of a pool of ours; other objects are not kept.
+        not_ours: Returns None of an object that is of a pool of ours. Of others, why it is not; ""
+            where that is not to be said, and nothing kept.
         read: Returns an object's declarations, and the part without effect. Raises ValueError where
             it cannot count.
         named_in: Returns which adapter an object that cannot count is about, "" for none.
@@ -73,23 +76,26 @@ class Declared(Generic[D, T]):
 
     def __init__(
         self,
-        is_ours: Callable[[D], bool],
+        not_ours: Callable[[D], str | None],
         read: Callable[[D], tuple[T, str]],
         named_in: Callable[[D], str] = lambda _: "",
     ) -> None:
-        self._is_ours, self._read, self._named_in = is_ours, read, named_in
+        self._not_ours, self._read, self._named_in = not_ours, read, named_in
         self._known: dict[str, tuple[D, DeclaredObject[T]]] = {}
 
     def one(self, found: D) -> D | None:
-        """Return what to keep of an object; None where it is not ours."""
-        if not self._is_ours(found):
+        """Return what to keep of an object; None for nothing."""
+        not_ours = self._not_ours(found)
+        if not_ours == "":
             return None
         kept = replace(
             found,
             metadata=replace(found.metadata, labels=None),
             status=NO_VALUE if _num_bytes(found.status) > MAX_STATUS_BYTES else found.status.copy(),
-            withheld=None,
+            withheld=Withheld(not_ours=not_ours) if not_ours else None,
         )
+        if not_ours:
+            return replace(kept, spec=NO_VALUE)
         is_long = _num_bytes(found.spec) > MAX_SPEC_BYTES
         return self._without_spec(kept) if is_long else replace(kept, spec=found.spec.copy())
 
@@ -109,13 +115,17 @@ class Declared(Generic[D, T]):
         )
 
     def read(self, objects: Iterable[D]) -> list[DeclaredObject[T]]:
-        """Return what those that are kept say, in the order in which they count."""
+        """Return what those that are kept say, in the order in which they count; then others'."""
         known, self._known = self._known, {}
         readings: list[DeclaredObject[T]] = []
+        others: list[DeclaredObject[T]] = []
         total_bytes = 0
         living = [each for each in objects if not each.metadata.deletion_timestamp]
         for each in sorted(living, key=_age):
             withheld: Withheld | None = each.withheld
+            if withheld is not None and withheld.not_ours:
+                others.append(_refused(each, withheld.not_ours, is_ours=False))
+                continue
             num_bytes = _num_bytes(each.spec) if withheld is None else withheld.num_bytes
             if num_bytes <= MAX_SPEC_BYTES:
                 total_bytes += num_bytes
@@ -126,7 +136,7 @@ class Declared(Generic[D, T]):
                 readings.append(_refused(each, why, named))
             else:
                 readings.append(self._known_of(each, known))
-        return readings
+        return readings + others[:MAX_OBJECTS]
 
     def _without_spec(self, each: D) -> D:
         withheld: Withheld = each.withheld or Withheld(_num_bytes(each.spec), self._named_in(each))
@@ -170,8 +180,11 @@ def decode_spec(declaring: DeclaringObject, decoder: msgspec.json.Decoder[S]) ->
         raise ValueError(f"spec: {error}") from error
 
 
-def _refused(each: DeclaringObject, why: str, named: str) -> DeclaredObject[Any]:
-    return DeclaredObject(origin_of(each), each.metadata.generation, problem=why, withheld=named)
+def _refused(
+    each: DeclaringObject, why: str, named: str = "", *, is_ours: bool = True
+) -> DeclaredObject[Any]:
+    origin, generation = origin_of(each), each.metadata.generation
+    return DeclaredObject(origin, generation, problem=why, withheld=named, is_ours=is_ours)
 
 
 def _shrink(

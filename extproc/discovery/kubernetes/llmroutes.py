@@ -14,7 +14,7 @@ Gateway, 2024-09. Of its fields
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Annotated, Literal
 
 import msgspec
@@ -35,6 +35,10 @@ _UNIT_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 MAX_OBJECTIVE_S = 3600.0
 DEFAULT_PERCENTILE = 95.0
 _INT32 = 2**31 - 1
+
+MAX_NAMED = 3
+"""Of an object's pools, where none is served here."""
+MAX_REF_CHARS = 264
 
 NO_PARENTS = "parentRefs has no effect: the gateways' own routes say what comes here"
 
@@ -100,7 +104,7 @@ def routes_of(pools: Collection[PoolRef], *, engine: str) -> Declared[LLMRoute, 
         engine: Name of the profile by which the pods' metrics are read.
     """
     return Declared(
-        lambda each: bool(_pools_of(each, pools)),
+        lambda each: None if _pools_of(each, pools) else _not_ours(each, pools),
         lambda each: _read(each, pools, engine),
         _adapter_named_in,
     )
@@ -126,11 +130,23 @@ def _adapter_named_in(source: LLMRoute) -> str:
 
 def _pools_of(source: LLMRoute, pools: Collection[PoolRef]) -> frozenset[str]:
     """Return the names of those of `pools` that an object is of, whatever its length."""
+    return frozenset(each.name for each in _refs(source) if each in pools)
+
+
+def _not_ours(source: LLMRoute, pools: Collection[PoolRef]) -> str:
+    here, there = _names(pools), _names(_refs(source)[:MAX_NAMED]) or "nothing that can be read"
+    return f"backendRefs has {there}; this router serves {here}"
+
+
+def _names(refs: Iterable[PoolRef]) -> str:
+    return ", ".join(sorted(f"{each.kind} {each.name}"[:MAX_REF_CHARS] for each in refs))
+
+
+def _refs(source: LLMRoute) -> tuple[PoolRef, ...]:
     try:
-        refs = _besides.decode(source.spec).backend_refs
+        return _besides.decode(source.spec).backend_refs
     except (ValueError, RecursionError):
-        return frozenset()  # nobody's
-    return frozenset(each.name for each in refs if each in pools)
+        return ()
 
 
 def _offer(source: LLMRoute, spec: _Spec, pools: frozenset[str]) -> Offer:

@@ -53,8 +53,8 @@ _specs = msgspec.json.Decoder(_Spec)
 
 
 def rewrites_of(pools: Collection[PoolRef]) -> Declared[InferenceModelRewrite, RuleSet]:
-    """Return what keeps and reads the objects of pools."""
-    return Declared(lambda each: _is_of(each, pools), _read)
+    """Return what keeps and reads the objects of pools; others' are other projects' matter."""
+    return Declared(lambda each: None if _is_of(each, pools) else "", _read)
 
 
 def _read(source: InferenceModelRewrite) -> tuple[RuleSet, str]:

@@ -159,12 +159,17 @@ class InferenceObjective(KubeObject, frozen=True):
 
 
 class Withheld(Struct, frozen=True):
-    """The remains of a spec that is not kept: its length, and the name of the adapter it is
-    about.
+    """The remains of a spec that is not kept.
+
+    Attributes:
+        num_bytes: Its length.
+        named: The adapter that it is about.
+        not_ours: Why the object is not for this router; "" where it is.
     """
 
-    num_bytes: int
-    named: str
+    num_bytes: int = 0
+    named: str = ""
+    not_ours: str = ""
 
 
 class DeclaringObject(KubeObject, frozen=True):

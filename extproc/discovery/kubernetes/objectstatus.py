@@ -1,7 +1,9 @@
 """The status of objects that declare something, and when it is written.
 
 1. `Accepted` says whether the spec counts; `PartiallyIgnored` is there where a part of it has no
-   effect. `Ready` and `Degraded` say how an adapter is served, and `versions` where it is.
+   effect. `Ready` and `Degraded` say how an adapter is served, and `versions` where it is. Of an
+   object that is not for this router something is said only where nobody has said anything of its
+   spec as it is: it may be another router's.
 2. The first two have another field manager than the rest: each can be written and taken back by
    routers that do not know the other.
 3. Nothing is written that is there already. A condition's time is that of its last change of
@@ -86,11 +88,16 @@ class Finding(Struct, frozen=True):
 
 
 class ManagedFields(Struct, frozen=True):
-    """The fields of an object that one field manager sets."""
+    """The fields of an object that one field manager sets.
+
+    Attributes:
+        is_last: Only where nobody has accepted the object as it is, or refused it.
+    """
 
     manager: str
     conditions: tuple[Condition, ...]
     versions: tuple[VersionReport, ...] = ()
+    is_last: bool = False
 
 
 class _Timed(Condition, rename="camel", frozen=True):
@@ -119,6 +126,12 @@ def report_of(status: AdapterStatus) -> AdapterReport:
 
 def parts(reading: DeclaredObject[Any], finding: Finding) -> tuple[ManagedFields, ...]:
     """Return all that is to be said of an object."""
+    if not reading.is_ours:
+        refused = _condition(
+            "Accepted", False, "NoMatchingPool", reading.problem, reading.generation
+        )
+        verdict = ManagedFields(VERDICT, (refused,), is_last=True)
+        return ManagedFields(STATE, (), is_last=True), verdict
     verdict = _verdict(reading, finding.loss)
     return (verdict, _state(reading, finding.state)) if finding.knows_state else (verdict,)
 
@@ -135,6 +148,9 @@ def patch(
     """
     known = _read(source)
     before = {each.type: each for each in known.conditions or ()}
+    accepted = before.get("Accepted", Condition(observed_generation=-1))
+    if part.is_last and accepted.observed_generation >= source.metadata.generation:
+        return None
     own = (before[each] for each in sorted(_CONDITIONS[part.manager]) if each in before)
     was = [
         Condition(each.type, each.status, each.reason, each.message, each.observed_generation)

@@ -4,7 +4,9 @@
    someone else is no reason: two routers that disagree write once each. A part that was left to
    other routers for a while is written in any case: their text is not known.
 2. One write at a time, by server-side apply: other writers' parts of an object stay.
-3. A Role that does not grant it costs one warning, and the next attempt is `relist_s` later.
+3. A part that is for nobody else to say (`ManagedFields.is_last`) replaces nothing that was
+   written since.
+4. A Role that does not grant it costs one warning, and the next attempt is `relist_s` later.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ class Statuses:
     Args:
         wall_clock: Wall seconds.
         relist_s: Until the next attempt where a Role does not allow it.
+        patience_s: Before each round of writes: others may have more to say.
     """
 
     def __init__(
@@ -62,11 +65,13 @@ class Statuses:
         *,
         wall_clock: Callable[[], float],
         relist_s: float,
+        patience_s: float = 0.0,
     ) -> None:
         self._client = client
         self._query = query
         self._wall_clock = wall_clock
         self._relist_s = relist_s
+        self._patience_s = patience_s
         self._api = ""
         self._objects: dict[str, DeclaringObject] = {}
         self._wanted: Mapping[str, Collection[ManagedFields]] = {}
@@ -102,6 +107,7 @@ class Statuses:
         rest_s = MIN_REST_S
         while True:
             await self._woken.wait()
+            await asyncio.sleep(self._patience_s)
             self._woken.clear()
             try:
                 await self._write_all()
@@ -134,7 +140,7 @@ class Statuses:
         status = patch(known, part, wall_time=wall_time)
         if status is not None:
             try:
-                await self._apply(source, part.manager, status)
+                await self._apply(source, part, status)
             except ApiError as error:
                 if error.reason not in _PERMANENT:
                     raise
@@ -143,17 +149,18 @@ class Statuses:
         self._left.discard(key)
 
     async def _apply(
-        self, source: DeclaringObject, manager: str, status: Mapping[str, Any]
+        self, source: DeclaringObject, part: ManagedFields, status: Mapping[str, Any]
     ) -> None:
         api, query, metadata, origin = self._api, self._query, source.metadata, origin_of(source)
+        version = {"resourceVersion": metadata.resource_version} if part.is_last else {}
         path = f"{query.path(api, await self._client.namespace())}/{metadata.name}/status"
         body = {
             "apiVersion": api.removeprefix("/apis/"),
             "kind": query.kind.__name__,
-            "metadata": {"name": metadata.name, "uid": metadata.uid},
+            "metadata": {"name": metadata.name, "uid": metadata.uid} | version,
             "status": status,
         }
-        written = await self._client.apply(path, manager, body)
+        written = await self._client.apply(path, part.manager, body)
         if self._objects.get(origin) is source:
             with suppress(ValueError):
                 kept = query.kept(msgspec.json.decode(written, type=query.kind))

@@ -24,12 +24,12 @@ QUERY = routes_query()
 
 
 class Counted:
-    """Reads `spec` as a string: "" is nobody's, and `no` cannot count."""
+    """Reads `spec` as a string: "" is nobody's, `other` another router's, and `no` cannot count."""
 
     def __init__(self) -> None:
         self.num_read = 0
         self.declared = Declared[LLMRoute, str](
-            lambda source: bytes(source.spec) != b'""',
+            lambda source: {b'""': "", b'"other"': "of others"}.get(bytes(source.spec)),
             self._read,
             lambda source: source.metadata.name,
         )
@@ -103,6 +103,19 @@ def test_the_newest_beyond_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch
     assert read[-1].declared is None
     assert "allowed" in read[-1].problem
     assert [each.withheld for each in read] == ["", "", "o1", "o0"]
+
+
+def test_objects_that_are_not_ours_take_no_room_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(declarers, "MAX_OBJECTS", 2)
+    counted = Counted()
+    others = [item("other", f"o{number}", age=9) for number in range(3)]
+    read = counted.read(*others, item("x", "a"), item("x", "b"))
+
+    assert [(each.origin[-2:], each.is_ours, each.problem) for each in read] == [
+        *(("/a", True, ""), ("/b", True, "")),
+        *(("o0", False, "of others"), ("o1", False, "of others")),
+    ]
+    assert counted.num_read == 2
 
 
 @pytest.mark.parametrize(

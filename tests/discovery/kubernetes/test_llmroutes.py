@@ -51,6 +51,8 @@ def read(*items: Any, pools: frozenset[PoolRef] = POOLS) -> list[DeclaredObject[
 def found(spec: Any, pools: frozenset[PoolRef] = POOLS) -> tuple[Offer, str] | None:
     """What an object declares, and what of it has no effect; None if it is not ours."""
     for each in read(item(spec), pools=pools):
+        if not each.is_ours:
+            return None
         if each.declared is None:
             raise ValueError(each.problem)
         return each.declared, each.ignored
@@ -128,11 +130,35 @@ def test_of_several_pools_ours_count_and_none_are_named_where_all_do(
     assert read[0].declaration.pools == frozenset(pools)
 
 
+UNREADABLE = "nothing that can be read"
+
+
 @pytest.mark.parametrize(
-    "refs", [[], [{"name": "other"}], [POOL | {"kind": "Service"}], None, "pool", [7]]
+    ("refs", "there"),
+    [
+        ([], UNREADABLE),
+        ([{"name": "other"}], "InferencePool other"),
+        ([POOL | {"kind": "Service"}, {"name": "b"}], "InferencePool b, Service pool"),
+        (None, UNREADABLE),
+        ("pool", UNREADABLE),
+        ([7], UNREADABLE),
+    ],
 )
-def test_an_object_of_no_pool_of_ours_is_not_read(refs: Any) -> None:
-    assert found(route() | {"backendRefs": refs}) is None
+def test_of_an_object_of_no_pool_of_ours_only_the_reason_is_kept(refs: Any, there: str) -> None:
+    declared = routes_of(POOLS, engine="vllm")
+    kept = listed(routes_query(keeper=declared), item(route() | {"backendRefs": refs}))
+    (reading,) = declared.read(kept)
+
+    assert bytes(kept[0].spec) == b"null"
+    assert reading.problem == f"backendRefs has {there}; this router serves InferencePool pool"
+    assert (reading.is_ours, reading.declared, reading.withheld) == (False, None, "")
+
+
+def test_the_reason_is_bounded_though_names_are_not() -> None:
+    refs = [{"name": "x" * 60_000, "kind": "Service"}] * 16
+    (reading,) = read(item(route() | {"backendRefs": refs}))
+
+    assert len(reading.problem) < 1000
 
 
 @pytest.mark.parametrize(
@@ -160,7 +186,7 @@ def test_an_object_of_whatever_length_is_of_the_pools_that_it_names() -> None:
     long = route({"name": "sql"}, tenants=["x" * 200] * 400)
     readings = read(item(long, "ours"), item({"adapter": {}}, "nobodys"))
 
-    assert [each.origin for each in readings] == ["llmroute n/ours"]
+    assert [each.origin for each in readings if each.is_ours] == ["llmroute n/ours"]
 
 
 # --- priority and objectives --------------------------------------------------------------------

@@ -231,3 +231,23 @@ def test_a_version_that_changes_is_written_with_its_conditions() -> None:
         {"name": "a@2", "state": "ready", "desired": 2, "ready": 2, "removable": False},
     ]
     assert {each["lastTransitionTime"] for each in patched["conditions"]} == {"T1"}
+
+
+@pytest.mark.parametrize(
+    ("said_of", "is_written"), [(None, True), (2, True), (3, False)], ids=["none", "older", "this"]
+)
+def test_an_object_of_nobody_is_told_so_unless_somebody_answered_it_as_it_is(
+    said_of: int | None, is_written: bool
+) -> None:
+    """Also that its adapter is ready, as somebody said before it changed, is taken back."""
+    stranger = DeclaredObject[Any]("o", 3, problem="no pool of mine", is_ours=False)
+    types = ("Accepted", "Ready")
+    conditions = [{"type": each, "status": "True", "observedGeneration": said_of} for each in types]
+    status = None if said_of is None else {"conditions": conditions}
+    (found,) = listed(routes_query(), item({}, status=status, generation=3))
+    state, verdict = parts(stranger, Finding(knows_state=True))
+
+    assert said(verdict) == {"Accepted": ("False", "NoMatchingPool", "no pool of mine")}
+    assert (patch(found, verdict, wall_time="T") is not None) is is_written
+    is_taken_back = patch(found, state, wall_time="T") == {"conditions": []}
+    assert is_taken_back is (is_written and said_of is not None)

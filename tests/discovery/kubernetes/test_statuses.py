@@ -47,10 +47,16 @@ class Api:
 class Written:
     """Statuses that are being written."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience_s: float = 0.0) -> None:
         self.api = Api()
         self._task: asyncio.Future[None] | None = None
-        self.statuses = Statuses(self.api, QUERY, wall_clock=lambda: 86_400.0, relist_s=RELIST_S)
+        self.statuses = Statuses(
+            self.api,
+            QUERY,
+            wall_clock=lambda: 86_400.0,
+            relist_s=RELIST_S,
+            patience_s=patience_s,
+        )
 
     def know(self, *items: dict[str, Any]) -> list[LLMRoute]:
         objects = listed(QUERY, *items)
@@ -198,3 +204,28 @@ async def test_a_role_without_the_right_costs_one_warning(caplog: pytest.LogCapt
 
     lines = warnings(caplog)
     assert lines == ["status not written: 403: no"]
+
+
+@in_virtual_time
+async def test_what_is_said_last_waits_and_only_counts_for_the_object_as_it_is_known() -> None:
+    written = Written(patience_s=5.0)
+    written.know(item({}, "a", uid="u", resourceVersion="7"))
+    stranger = DeclaredObject[Any]("", 1, problem="no pool of mine", is_ours=False)
+    written.statuses.want({origin("a"): parts(stranger, Finding())})
+
+    assert await written.after(4.0) == []
+    assert await written.after(2.0) == ["a"]
+    assert written.api.applied[0][2]["metadata"]["resourceVersion"] == "7"
+
+
+@in_virtual_time
+async def test_what_another_router_says_while_it_waits_stays() -> None:
+    written = Written(patience_s=5.0)
+    written.know(item({}, "a"))
+    stranger = DeclaredObject[Any]("", 1, problem="no pool of mine", is_ours=False)
+    written.statuses.want({origin("a"): parts(stranger, Finding())})
+    assert await written.after(4.0) == []
+    accepted = {"type": "Accepted", "status": "True", "observedGeneration": 1}
+    written.know(item({}, "a", status={"conditions": [accepted]}))
+
+    assert await written.after(RELIST_S) == []
