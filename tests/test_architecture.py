@@ -509,7 +509,7 @@ CEILINGS = {
     "service": 858,
     "plugins": 72,
     "stack": 281,
-    "lab": 6_265,
+    "lab": 6_290,
     "commands": 2_280,
     "address": 53,
     "bounds": 29,

@@ -107,18 +107,17 @@ by_name = SimpleNamespace(**OPPONENTS)
 
 DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
     {
-        "random": "any server",
-        "round_robin": "one server after the other",
+        "random": "any pod",
+        "round_robin": "one pod after the other",
         "least_request_p2c": "the less busy of two drawn at random (Envoy)",
-        "least_pending": "the server with the fewest unfinished requests",
-        "bounded_loads": "the server that the adapter's name hashes to, or the next one that "
+        "least_pending": "the pod with the fewest unfinished requests",
+        "bounded_loads": "the pod that the adapter's name hashes to, or the next one that "
         "is not above 1.25 times the mean load (KubeAI)",
         "founding": "where the adapter is and the most requests wait for it, up to 16; else, and "
-        "where as many wait, the server with the fewest adapters in use (the default of this "
-        "project)",
-        "least_harm": "the server with the least estimated cost in seconds, for the request and "
-        "for those already there",
-        "founding_as_shipped": "`founding`, never leaving a server for its load (the first proof "
+        "where as many wait, the pod with the fewest adapters in use",
+        "least_harm": "the pod with the least estimated cost in seconds, for the request and "
+        "for those already there (the default)",
+        "founding_as_shipped": "`founding`, never leaving a pod for its load (the first proof "
         "of concept)",
         "filter_tree_v01": "the decision tree of the Gateway API Inference Extension's first "
         "release",
@@ -128,9 +127,9 @@ DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
         "llmd_in_flight_as_shipped": "the same with its own number of requests instead of queues",
         "llmd_load_state": "llm-d's scores with the one proposed next: which adapters are loaded",
         "lmetric_with_loads": "least of queued prompt tokens x batch size (LMetric), with a "
-        "price for loading an adapter and for a full server",
-        "founding_hold_slots": "`founding`, holding requests back while no adapter place is free",
-        "slora_fcfs": "a queue in front of the servers, the oldest first (S-LoRA)",
+        "price for loading an adapter and for a full pod",
+        "founding_hold_slots": "`founding`, holding requests back while no adapter slot is free",
+        "slora_fcfs": "a queue in front of the pods, the oldest first (S-LoRA)",
         "slora_abort": "the same; under overload as many of the newest as can be in time",
     }
 )

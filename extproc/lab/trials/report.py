@@ -35,9 +35,9 @@ MAX_BOUND_RATIO = 2.5
 
 _COLUMNS = (
     ("served well", "attainment", "{:.1%}"),
-    ("first word p50, s", "ttft_p50_s", "{:.3f}"),
-    ("first word p99, s", "ttft_p99_s", "{:.2f}"),
-    ("per word p99, s", "tpot_p99_s", "{:.4f}"),
+    ("first token p50, s", "ttft_p50_s", "{:.3f}"),
+    ("first token p99, s", "ttft_p99_s", "{:.2f}"),
+    ("per token p99, s", "tpot_p99_s", "{:.4f}"),
     ("done /s", "throughput_rps", "{:.1f}"),
     ("S-LoRA satisf.", "slora_satisfaction", "{:.3f}"),
     ("adapter loads /1000", "loads_per_1000", "{:.0f}"),
@@ -147,7 +147,7 @@ def _capacity_chart(rows: Sequence[Json], colours: Mapping[str, str]) -> str:
 def latency_charts(
     trials: Sequence[Json], colours: Mapping[str, str], slo: Json, rates: Sequence[float]
 ) -> list[Chart]:
-    """Draw the slowest first words and the part served well, over the offered rate."""
+    """Draw the slowest first tokens and the part served well, over the offered rate."""
     slowest, served = (
         curves(trials, key, colours, lambda _, run: near(run["rate_rps"], rates))
         for key in ("ttft_p99_s", "attainment")
@@ -156,14 +156,14 @@ def latency_charts(
     shown = [r for line in slowest if line.name != called(POOLED) for r, _ in line.points] or rates
     x = Axis("offered requests per second", min(shown), max(shown))
     slowest = _within(slowest, max(shown))
-    y = Axis("time to first word, 99th percentile (s)", 0.03, 100.0, is_log=True)
+    y = Axis("time to first token, 99th percentile (s)", 0.03, 100.0, is_log=True)
     served = _within(served, max(shown))
     lowest = min((v for line in served for _, v in line.points), default=0.0)
     part = Axis("requests served well", min(0.9, max(0.0, lowest - 0.02)), 1.0, is_percent=True)
     first = line_chart(slowest, x, y, mark=(slo["ttft_s"], "allowed"))
     second = line_chart(served, x, part, mark=(slo["target"], "required"))
     return [
-        ("The slowest first words, as load grows", first, ""),
+        ("The slowest first tokens, as load grows", first, ""),
         ("Requests served well, as load grows", second, ""),
     ]
 
@@ -229,7 +229,7 @@ def loads_chart(trials: Sequence[Json], colours: Mapping[str, str]) -> Chart:
     return (
         "How often adapters are moved",
         chart,
-        "Clairvoyant: the least possible for requests served in their order. An overloaded server "
+        "Clairvoyant: the least possible for requests served in their order. An overloaded pod "
         "serves one adapter's queue together and can stay below.",
     )
 

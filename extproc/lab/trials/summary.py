@@ -41,8 +41,8 @@ MEASURES = (
 
 _CALLED = {
     POOLED: "bound: perfect pooling",
-    POOLED_SLOTS: "bound: adapter places pooled",
-    INFORMED: "reference: all-knowing greedy",
+    POOLED_SLOTS: "bound: adapter slots pooled",
+    INFORMED: "reference: omniscient greedy",
 }
 
 

@@ -14,9 +14,10 @@ from functools import lru_cache
 from math import log
 from pathlib import Path
 from random import Random
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from extproc.lab.workload.clients import MIXES, clients
 from extproc.lab.workload.draws import (
@@ -114,7 +115,7 @@ class WorkloadSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
     """
 
     kind: Literal["zipf", "slora_paper", "slora_code", "clients", "trace"] = "zipf"
-    num_adapters: int = 64
+    num_adapters: Annotated[int, Meta(ge=1)] = 64
     exponent: float = 1.0
     cv: float | None = None
     base_share: float = 0.0
@@ -129,9 +130,27 @@ class WorkloadSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
     prefixes: int = 0
     prefix_tokens: int = 1000
     turns: float = 1e9
-    num_requests: int | None = None
+    num_requests: Annotated[int, Meta(ge=1)] | None = None
     tenant: str = ""
     beside: dict[str, TenantSpec] = {}
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a field that this kind does not read, or an impossible one."""
+        for name, kinds in _KINDS_OF.items():
+            is_given = getattr(self, name) != _DEFAULTS[name]
+            if is_given and self.kind not in kinds:
+                raise ValueError(f"{name}: has no effect for kind {self.kind}: {', '.join(kinds)}")
+        if self.cv is not None and not self.cv > 0:
+            raise ValueError(f"cv: {self.cv:g} is not above 0")
+
+
+_KINDS_OF = {
+    "cv": ("zipf", "slora_paper", "slora_code", "clients"),
+    "base_share": ("zipf",),
+    "mix": ("clients",),
+    "trace": ("trace",),
+}
+_DEFAULTS = dict(zip(WorkloadSpec.__struct_fields__, WorkloadSpec.__struct_defaults__, strict=True))
 
 
 def make_workload(spec: WorkloadSpec, *, num_requests: int, rate_rps: float, seed: int) -> Workload:
@@ -153,7 +172,8 @@ def make_workload(spec: WorkloadSpec, *, num_requests: int, rate_rps: float, see
         if more.rate_rps:
             more = more.scaled(tenant.times * own_rps / more.rate_rps)
         made = _beside(made, more, name, tenant.tenant)
-    return _shuffled(made, seed).scaled(factor)
+    made = _shuffled(made, seed)
+    return made.scaled(factor) if factor else made  # of few requests in bursts there may be none
 
 
 def _made(spec: WorkloadSpec, tenant: str, num: int, seed: int) -> Workload:

@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 
 from extproc.commands.lab import lab_app, report
 from extproc.commands.labrun import run
+from extproc.config.sections import PolicyConfig
+from extproc.lab.opponents import OPPONENTS
 from extproc.lab.trials.charts import Axis, Series, bar_chart, curve, line_chart
-from extproc.lab.trials.report import PageError, curves, near
+from extproc.lab.trials.report import PageError, curves, describe, near
 from extproc.lab.trials.table import capacities
 from tests.lab.trials.test_suites import suite_text, sweep
 
@@ -58,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = out / "tiny.yaml"
     path.write_text(
         suite_text(
-            about="Two <servers> & a gateway.",
+            about="Two <pods> & a gateway.",
             sweeps=[{**sweep("workload", "num_adapters", 4), "values": [4, 8]}],
         )
     )
@@ -84,14 +86,14 @@ def test_the_page_is_well_formed_and_fetches_nothing(folder: Path) -> None:
 def test_the_page_says_what_is_compared_and_shows_every_plot(folder: Path) -> None:
     page = (folder / "tiny.html").read_text(encoding="utf-8")
 
-    assert "Two &lt;servers&gt; &amp; a gateway." in page
+    assert "Two &lt;pods&gt; &amp; a gateway." in page
     assert "model, not measured" in page
     for text in (
         "founding",
         "least_pending",
-        "all-knowing greedy",
+        "omniscient greedy",
         "perfect pooling",
-        "adapter places pooled",
+        "adapter slots pooled",
         "worst adapter there",
         "a reference, not a limit",
         "serves the",
@@ -234,3 +236,9 @@ def test_a_policy_that_ran_on_some_scenarios_only_has_empty_cells() -> None:
         "| `y` | 5.0 (96%) |  | 90% |",
         "| `x` | 5.0 (96%) | 5.0 (96%) | 50% |",
     ]
+
+
+def test_the_default_policy_is_called_that_and_no_other() -> None:
+    called_default = [name for name in OPPONENTS if "default" in describe(name)]
+
+    assert called_default == [PolicyConfig().name]

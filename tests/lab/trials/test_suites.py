@@ -81,8 +81,15 @@ def test_development_and_evaluation_share_no_seed() -> None:
         ({"nonsense": 1}, "unknown field"),
         ({"scenarios": [{"name": "z", "workload": {"nonsense": 1}}]}, "nonsense"),
         ({"scenarios": [{"name": "z", "workload": {"kind": "nonsense"}}]}, "Invalid enum"),
-        ({"scenarios": [{"name": "z", "workload": {"kind": "clients", "mix": "x"}}]}, "KeyError"),
+        (
+            {"scenarios": [{"name": "z", "workload": {"kind": "clients", "mix": "x"}}]},
+            "unknown: 'x'",
+        ),
         ({"scenarios": [{"name": "z", "workload": {"kind": "trace", "trace": "x"}}]}, "No such"),
+        ({"scenarios": [{"name": "z", "workload": {"kind": "trace", "cv": 2}}]}, "z: cv: has no"),
+        ({"scenarios": [{"name": "z", "workload": {"mix": "m-large"}}]}, "mix: has no effect for"),
+        ({"scenarios": [{"name": "z", "workload": {"cv": 0}}]}, "cv: 0 is not above 0"),
+        ({"scenarios": [{"name": "z", "workload": {"num_adapters": 0}}]}, "num_adapters"),
         ({"fleet": {"nonsense": 1}}, "nonsense"),
         ({"fleet": {"max_loras": 10_000}}, "KV blocks"),
         ({"fleet": {"kinds": [{"num_pods": 1, "max_loras": 10_000}]}}, "KV blocks"),
@@ -105,6 +112,13 @@ def test_a_suite_that_could_not_run_is_refused_at_once(
 ) -> None:
     with pytest.raises(PlanError, match=message):
         tiny(**fields)
+
+
+def test_bursts_that_leave_the_trial_requests_of_the_check_out_are_no_fault() -> None:
+    suite = tiny(scenarios=[{"name": "z", "workload": {"cv": 8}}])
+
+    _, workload, _ = make_trial_parts(suite, suite.scenarios[0], rate_rps=10, seed=0, num=10)
+    assert not workload.arrivals
 
 
 def test_a_file_that_is_no_suite_is_refused() -> None:
