@@ -1,7 +1,7 @@
 """Workloads by name.
 
-The generators are the laboratory's: the same name, rate, number and seed give the same requests in
-a real and in a virtual run.
+The generators are the laboratory's: the same name, rate and seed give the same requests in a real
+and in a virtual run. A number of requests that is asked for is exact here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cache
 from itertools import cycle
 from pathlib import Path
 
-from extproc.lab.trials.specs import Suite
+from extproc.lab.trials.specs import ScenarioSpec, Suite
 from extproc.lab.trials.suites import (
     PlanError,
     make_trial_parts,
@@ -50,7 +50,7 @@ def make(
         name_or_path: One of `names()`, `SUITE/SCENARIO` (as in the laboratory, flash crowds
             included), `SUITE.yaml/SCENARIO`, or the file of a saved workload.
         rate_rps: Requests per second.
-        num_requests: Approximate number; of a saved workload the first ones.
+        num_requests: Their number; the first of a saved workload, which may have fewer.
         seed: Of everything random; ignored for a saved workload.
         num_adapters: Number of adapters.
 
@@ -75,13 +75,26 @@ def make(
         )
     suite = read_suite(suite_name) if slash else _named()
     (scenario,) = scenarios_of(suite, [scenario_name])
-    scenario = with_workload(scenario, num_requests=num_requests, num_adapters=num_adapters)
+    scenario = with_workload(scenario, num_adapters=num_adapters)
     rate_rps = suite.rates_of(scenario)[0] if rate_rps is None else rate_rps
-    _, workload, _ = make_trial_parts(suite, scenario, rate_rps=rate_rps, seed=seed)
+    workload = _made(suite, scenario, rate_rps, num_requests, seed)
     if num_adapters is not None and len(workload.adapters) != num_adapters:
         raise PlanError(f"{name_or_path}: the number of adapters is part of what was recorded")
     name = f"{Path(suite_name).stem}/{scenario_name}" if slash else scenario_name
     return replace(workload, name=name)
+
+
+def _made(
+    suite: Suite, scenario: ScenarioSpec, rate_rps: float, num: int | None, seed: int
+) -> Workload:
+    """Return a scenario's requests, exactly `num` of them: a generator comes near it alone."""
+    for times in (1, 2, 4, 8):
+        wanted = with_workload(scenario, num_requests=num and num * times)
+        _, workload, _ = make_trial_parts(suite, wanted, rate_rps=rate_rps, seed=seed)
+        if num is None or len(workload.arrivals) >= num:
+            break
+    cut = replace(workload, arrivals=workload.arrivals[:num])
+    return cut.scaled(rate_rps / cut.rate_rps) if num and cut.rate_rps else cut
 
 
 def renamed(workload: Workload, listed: Sequence[str]) -> Workload:

@@ -130,7 +130,8 @@ def bar_chart(bars: Sequence[Bar], label: str, *, mark: Mark | None = None) -> s
         for place, (_, value, low, high, _) in enumerate(bars):
             if low is not None and high is not None:
                 axes.plot([max(0.0, low), high], [place, place], "-", color=_INK, linewidth=1.2)
-            _note(axes, f"{value:.3g}", (high or value, place), "data", color=_INK, va="center")
+            at, where = (1, place), ("axes fraction", "data")  # right of all lines
+            _note(axes, f"{value:.3g}", at, where, color=_INK, ha="right", va="center")
         if mark is not None:
             axes.axvline(mark[0], color=_MARK, linestyle="--", linewidth=1)
             _note(axes, mark[1], (mark[0], 1), ("data", "axes fraction"), va="bottom")
@@ -138,7 +139,7 @@ def bar_chart(bars: Sequence[Bar], label: str, *, mark: Mark | None = None) -> s
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         longest = max([bar[3] or bar[1] for bar in bars] + ([mark[0]] if mark else []) + [1e-9])
-        _scale(axes, "x", Axis(label, 0.0, 1.12 * longest))
+        _scale(axes, "x", Axis(label, 0.0, 1.15 * longest))
 
     return _svg(draw, 560, 55 + _ROW * len(bars))
 

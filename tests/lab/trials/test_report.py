@@ -242,3 +242,13 @@ def test_the_default_policy_is_called_that_and_no_other() -> None:
     called_default = [name for name in OPPONENTS if "default" in describe(name)]
 
     assert called_default == [PolicyConfig().name]
+
+
+def test_a_bar_s_number_is_right_of_its_interval_and_of_the_mark() -> None:
+    bars = [("a", 23.3, 21.0, 24.7, "#0b6e99"), ("b", 21.9, 19.0, 25.0, "#0b6e99")]
+    chart = bar_chart(bars, "label", mark=(25.0, "mark"))
+
+    starts = [float(x) - 7 * 4 for x in re.findall(r'x="([\d.]+)"[^>]*>2[13]\.[39]<', chart)]
+    drawn = re.findall(r'<path d="M [\d.]+ [\d.]+ L ([\d.]+) [^>]*clip-path', chart)
+    assert len(starts) == len(bars)
+    assert min(starts) > max(map(float, drawn))

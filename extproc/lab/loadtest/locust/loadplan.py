@@ -113,7 +113,7 @@ class LocustPlan(msgspec.Struct, frozen=True, kw_only=True):
         api_key: Bearer token, "" for none.
         workload: Name or path.
         rate_rps: Requests per second; 0 for the workload's own.
-        num_requests: Approximate number; 0 for the workload's own.
+        num_requests: 0 for the workload's own.
         num_adapters: 0 for the workload's own.
         listed: Names that replace the workload's adapters; None to keep those.
         base_model: The model of requests without an adapter.
@@ -195,7 +195,7 @@ def add_options(parser: LocustArgumentParser) -> None:
     text = f"{', '.join(names())}, SUITE/SCENARIO, or a saved workload's path"
     add("--workload", default="zipf", help=text)
     add("--rate", type=float, default=0.0, help="requests per second; 0: the workload's own")
-    add("--requests", type=int, default=0, help="approximate number; 0: the workload's own")
+    add("--requests", type=int, default=0, help="how many; 0: the workload's own")
     add("--seed", type=int, default=1, help="another seed, other requests")
     add("--adapters", type=int, default=0, help="number of adapters; 0: the workload's own")
     text = "map adapters by popularity onto those in /v1/models, or leave their names"

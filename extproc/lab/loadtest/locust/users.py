@@ -204,6 +204,8 @@ class LoadTest:
         runner = self._runner
         while runner.state == STATE_RUNNING and not self._is_over():
             gevent.sleep(WATCH_S)
+        if lagged := self._lag_words():  # now, as locust writes its report before it ends
+            runner.log_exception(_id(runner), lagged, "")
         is_lost = isinstance(runner, MasterRunner) and not runner.worker_count
         if self._options.headless and (is_lost or runner.state == STATE_RUNNING):
             runner.quit()
@@ -285,6 +287,15 @@ class LoadTest:
         )
         return msgspec.structs.replace(plan, starts_at_s=self._wall_clock() + lead_s)
 
+    def _lag_words(self, plan: LocustPlan | None = None) -> str:
+        """Return how late the requests of a plan were sent, by default this one's; "" if in time."""
+        if (plan := plan or self._plan) is None:
+            return ""
+        late_ms = self._environment.stats.get(plan.form.path, _DELAY).median_response_time
+        is_late = late_ms > 1e3 * MAX_MEDIAN_DELAY_S
+        said = f"THE GENERATOR LAGGED: its median request was sent {late_ms:.0f} ms late"
+        return f"{said}; do not trust these figures" if is_late else ""
+
     def _conclude(self) -> None:
         """Say what was served well and whether that can be trusted; set the exit code."""
         plan, self._plan = self._plan, None
@@ -293,7 +304,6 @@ class LoadTest:
         env = self._environment
         path = plan.form.path
         num, num_met = (env.stats.get(path, row).num_requests for row in (_WHOLE, _MET))
-        late_ms = env.stats.get(path, _DELAY).median_response_time
         _log.info(
             "served well: %d of %d requests, %.1f %%", num_met, num, 100 * num_met / (num or 1)
         )
@@ -304,8 +314,8 @@ class LoadTest:
                 self._num_requests - num,
                 self._num_requests,
             )
-        if late_ms > 1e3 * MAX_MEDIAN_DELAY_S:
-            _log.error("THE GENERATOR LAGGED: its median request was sent %d ms late", late_ms)
+        if lagged := self._lag_words(plan):
+            _log.error("%s", lagged)
             if self._options.fail_on_lag:
                 env.process_exit_code = EXIT_LAGGED
         if self._options.records:
