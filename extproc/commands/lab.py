@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
@@ -11,6 +12,9 @@ from typing import Annotated
 
 import aiohttp
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
 
 from extproc.commands.failure import FAILED, PASSED_ON, failure, http_url
 from extproc.commands.hints import own_command
@@ -38,6 +42,12 @@ lab_app = Commands(
     add_completion=False,
 )
 
+_SHOWN = (
+    *("place", "policy", "tenant", "misses, %"),
+    *("served well, req/s", "p99 of the median adapter, s"),
+)
+_NUM_SHOWN = 5
+"""Columns of other tables: the last, and the first of the others."""
 _LINE_INTERVAL_S = 10.0
 """Between two lines about the progress."""
 
@@ -106,14 +116,17 @@ def run_command(
             jobs=jobs,
             fresh=fresh,
             out=out,
-            on_trial=_Progress(),
+            on_trial=Progress(),
         )
     except (PlanError, PolicyError, OSError, ValueError) as error:
         raise failure(error, FAILED) from error
     finally:
         signal.signal(signal.SIGINT, before)
-    typer.echo(tables(result))
-    typer.echo(f"{speed(result['timing'])}\nresults: {result_path(out, result['suite']['name'])}")
+    path, text = result_path(out, result["suite"]["name"]), tables(result)
+    path.with_suffix(".md").write_text(f"{text}\n", encoding="utf-8")
+    print_tables(Console(), text)
+    typer.echo(f"{speed(result['timing'])}\nresults: {path}")
+    typer.echo(f"tables with all columns: {path.with_suffix('.md')}")
     if result["summary"]:
         typer.echo(f"next: `{own_command()} lab report --html`")
 
@@ -132,7 +145,7 @@ def report_command(
     """Print the tables of a run, or of a load test beside its virtual twin."""
     try:
         path = result or newest(out)
-        typer.echo(_tables(path, over))
+        print_tables(Console(), _tables(path, over))
         if html:
             typer.echo(report(path))
     except (OSError, ValueError) as error:
@@ -200,18 +213,44 @@ def loadtest_command(context: typer.Context) -> None:
     loadtest_app(context.args or ["--help"], prog_name="extproc lab loadtest")
 
 
-class _Progress:
+class Progress:
     """A line about the progress: at once, and then now and then."""
 
-    def __init__(self) -> None:
-        self._started_s = perf_counter()
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self._clock, self._started_s = clock, clock()
         self._said_s = -_LINE_INTERVAL_S
+        self._num_kept: int | None = None
 
     def __call__(self, num_done: int, num: int) -> None:
-        now = perf_counter()
+        """Take note of how many trials are done."""
+        now = self._clock()
+        if self._num_kept is None:
+            self._num_kept = num_done  # of an earlier run
         if now - self._said_s >= _LINE_INTERVAL_S:
             self._said_s = now
-            typer.echo(f"{num_done} of {num} trials, {now - self._started_s:.0f} s", err=True)
+            took_s, num_run = now - self._started_s, num_done - self._num_kept
+            left = f", about {took_s / num_run * (num - num_done):.0f} s left" if num_run else ""
+            typer.echo(f"{num_done} of {num} trials, {took_s:.0f} s{left}", err=True)
+
+
+def print_tables(console: Console, text: str) -> None:
+    """Print tables: in a terminal with the columns that matter most, elsewhere as the Markdown
+    that they are.
+    """
+    if not console.is_terminal:
+        typer.echo(text)
+        return
+    for markdown in text.split("\n\n"):
+        heads, _, *rows = (each[2:-2].split(" | ") for each in markdown.split("\n"))
+        shown = [at for at, head in enumerate(heads) if head in _SHOWN]
+        if len(shown) == 1:
+            shown = [*range(len(heads) - 1)][: _NUM_SHOWN - 1] + [len(heads) - 1]
+        table = Table(box=SIMPLE_HEAD)
+        for at in shown:
+            table.add_column(heads[at], justify="left" if at < 2 else "right")
+        for row in rows:
+            table.add_row(*(row[at] for at in shown))
+        console.print(table)
 
 
 def report(path: Path) -> Path:

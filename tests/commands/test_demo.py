@@ -6,10 +6,12 @@ import re
 import signal
 import sys
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from extproc.commands.demo import adapterlife, policies
 from extproc.commands.demo.demofleet import ADAPTERS
@@ -19,6 +21,7 @@ from extproc.commands.demo.policies import (
     POLICIES,
     Run,
     make_workload,
+    show,
 )
 from extproc.lab.fakepod.podserver import PodConfig
 from extproc.lab.loadtest.replay import ReplaySettings, replay
@@ -61,8 +64,10 @@ def test_it_compares_the_policies_explains_a_request_and_leaves_nothing(
     assert _row(demo.output, "failed") == ["0"] * len(POLICIES)
     assert len(set(_row(demo.output, "requests"))) == 1
     assert loads[0] == max(loads) > max(loads[1:])
-    assert all(cell.endswith(" ms") for cell in _row(demo.output, "TTFT p99"))
-    assert all(cell.isdigit() for cell in _row(demo.output, "TTFT over 500 ms"))
+    is_busy = "THIS MACHINE WAS BUSY" in demo.output
+    times = _row(demo.output, "TTFT p99")
+    assert all(cell == "not measured" if is_busy else cell.endswith(" ms") for cell in times)
+    assert ("Times are left out" if is_busy else "TTFT p99 is that of") in demo.output
     pods = re.findall(r"│ pod-\d │ customer-\d\d .* │ (\w+) \d", demo.output)
     assert [pods[n * NUM_PODS] for n in range(2)] == ["turn", "affinity"]
     assert "not measured" in demo.output
@@ -174,6 +179,37 @@ def test_the_exit_status_says_whether_requests_failed(
     monkeypatch.setattr(adapterlife, "show_life", show_life)
 
     assert invoke("demo").exit_code == status
+
+
+def _sent(delay_s: float) -> RequestRecord:
+    return RequestRecord(
+        0, ADAPTERS[0], "", 0.0, delay_s, 1.0, first_token_s=0.3, num_tokens=9, wanted_tokens=9
+    )
+
+
+@pytest.mark.parametrize(
+    ("delay_s", "added_s", "says"),
+    [
+        (0.004, None, ""),
+        (0.004, 0.029, ""),
+        (0.006, None, "the median request was sent 6 ms late"),
+        (0.004, 0.031, "first tokens took 31 ms from pod to client"),
+    ],
+)
+def test_a_busy_machine_is_told_and_no_times_of_its_are_compared(
+    delay_s: float, added_s: float | None, says: str
+) -> None:
+    run = Run("founding", [_sent(delay_s)] * 3, pods={}, decisions=[], added_s=added_s)
+    runs = [_run_of([_sent(0.0)]), run]
+    console = Console(width=100, record=True, file=StringIO())
+
+    show(console, runs, slots=3)
+
+    shown = " ".join(console.export_text().split())
+    assert run.trouble == says
+    assert (f"founding: THIS MACHINE WAS BUSY: {says}" in shown) is bool(says)
+    assert (shown.count("not measured") > 1) is bool(says)
+    assert ("TTFT p99 is that of the slowest 1 of 3 requests" in shown) is not bool(says)
 
 
 def _run_of(records: list[RequestRecord]) -> Run:

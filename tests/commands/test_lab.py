@@ -1,13 +1,17 @@
-"""`extproc lab run` ends with all of its processes, however it ends."""
+"""`extproc lab run`: how it ends, and what it prints."""
 
 from __future__ import annotations
 
 import os
 import signal
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from extproc.commands.lab import Progress, print_tables
+from extproc.lab.trials.table import HEADS, line
 from tests.commandline import Command, commands
 
 NUM_SCENARIOS = 10
@@ -50,3 +54,44 @@ def test_a_run_that_is_ended_leaves_no_worker_behind(
 
     assert status != 0
     assert len(kept.read_text().splitlines()) < NUM_TRIALS
+
+
+def test_the_time_that_is_left_is_told_by_the_trials_of_this_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Not by those that an earlier one left."""
+    now = [0.0]
+    progress = Progress(lambda: now[0])
+    for num_done, at_s in ((10, 0.0), (11, 5.0), (14, 20.0)):
+        now[0] = at_s
+        progress(num_done, 20)
+
+    assert capsys.readouterr().err.splitlines() == [
+        "10 of 20 trials, 0 s",
+        "14 of 20 trials, 20 s, about 30 s left",
+    ]
+
+
+def test_a_terminal_gets_the_columns_that_matter_and_a_pipe_all_of_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    scenarios = [f"scenario-{number}" for number in range(1, 9)]
+    cells = [f"cell-{number}" for number in range(len(HEADS))]
+    places = [line(*HEADS), "|---|", line(*cells[:2], "", *cells[3:])]
+    capacities = [line("policy", *scenarios, "of B3"), "|---|", line(*cells[:10])]
+    text = "\n".join(places) + "\n\n" + "\n".join(capacities)
+    terminal = Console(file=StringIO(), width=80, force_terminal=True, record=True)
+
+    print_tables(terminal, text)
+    shown = terminal.export_text()
+    print_tables(Console(file=StringIO(), width=80), text)
+
+    assert capsys.readouterr().out == f"{text}\n"
+    assert "|" not in shown
+    words = shown.split()
+    assert [each for each in words if each.startswith("cell-")] == [
+        *("cell-0", "cell-1", "cell-3", "cell-6", "cell-9"),
+        *("cell-0", "cell-1", "cell-2", "cell-3", "cell-9"),
+    ]
+    assert "B3" in words
+    assert max(map(len, shown.splitlines())) <= 80

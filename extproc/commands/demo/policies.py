@@ -16,7 +16,11 @@ from rich.table import Table
 
 from extproc.commands.demo.demofleet import ADAPTERS, PROFILE, cpu_places, fake_pods, start
 from extproc.commands.hints import own_command
-from extproc.lab.loadtest.replay import ReplaySettings, replay
+from extproc.lab.engine.profiles import PROFILES
+from extproc.lab.loadtest.replay import MAX_MEDIAN_DELAY_S, ReplaySettings, replay
+from extproc.lab.loadtest.results import Percentiles
+from extproc.lab.loadtest.runs import added_words, mean_added_s, read_pods
+from extproc.lab.loadtest.screen import MAX_ADDED_S
 from extproc.lab.workload.draws import zipf_shares
 from extproc.lab.workload.exchange import CHAT, RequestForm, RequestRecord
 from extproc.lab.workload.judge import percentile
@@ -31,19 +35,27 @@ LATE_S = 0.5
 MIN_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS = 24, 96
 _PROMPT_TOKENS = 64
 _ZIPF_EXPONENT = 0.8
+RANK = 16
 _SEED = 7
 _MAX_DECISIONS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One policy's run: the requests, the state of each pod's engine by name, and the picks that
-    the router still has, newest first."""
+    """One policy's run.
+
+    Attributes:
+        records: The requests.
+        pods: The state of each pod's engine, by name.
+        decisions: The picks that the router still has, newest first.
+        added_s: Added to first tokens by gateway, network and client, on average; None if unknown.
+    """
 
     policy: str
     records: Sequence[RequestRecord]
     pods: Mapping[str, dict[str, Any]]
     decisions: Sequence[dict[str, Any]]
+    added_s: float | None = None
 
     @property
     def failures(self) -> Counter[str]:
@@ -54,13 +66,22 @@ class Run:
             if record.error or record.num_tokens != record.wanted_tokens
         )
 
+    @property
+    def trouble(self) -> str:
+        """How the machine disturbed the run, as a load test judges it; "" if it did not."""
+        delay_s = Percentiles.of(record.delay_s for record in self.records)
+        if delay_s.p50 > MAX_MEDIAN_DELAY_S:
+            return f"the median request was sent {1e3 * delay_s.p50:.0f} ms late"
+        is_slow = self.added_s is not None and self.added_s > MAX_ADDED_S
+        return added_words(self.added_s) if self.added_s is not None and is_slow else ""
+
 
 def make_workload(seconds: float, rate: float) -> Workload:
     """Return Poisson arrivals; the adapters' shares follow a Zipf distribution."""
     return independent(
         "demo",
         shares=dict(zip(ADAPTERS, zipf_shares(len(ADAPTERS), _ZIPF_EXPONENT), strict=True)),
-        ranks=dict.fromkeys(ADAPTERS, 16),
+        ranks=dict.fromkeys(ADAPTERS, RANK),
         rate_rps=rate,
         duration_s=seconds,
         seed=_SEED,
@@ -90,12 +111,23 @@ async def compare(console: Console, workload: Workload, slots: int) -> list[Run]
         finally:
             await stack.close()
         console.print(_pods(runs[-1]))
-    console.print(_summary(runs), remarks(slots), *_explanation(runs[-1]), sep="\n")
+    show(console, runs, slots)
     return runs
+
+
+def show(console: Console, runs: Sequence[Run], slots: int) -> None:
+    """Print the policies side by side, what that means, and the last one's way of a request."""
+    console.print(_summary(runs))
+    for run in runs:
+        if run.trouble:
+            console.print(f"{run.policy}: THIS MACHINE WAS BUSY: {run.trouble}", style="red")
+    console.print(_times_remark(runs), remarks(slots), *_explanation(runs[-1]), sep="\n")
 
 
 async def _run(stack: Stack, policy: str, workload: Workload) -> Run:
     records: list[RequestRecord] = []
+    urls = {name: pod.url for name, pod in stack.pods.items()}
+    before = await read_pods(urls)
     await replay(workload, ReplaySettings(stack.url, RequestForm(CHAT)), records.append)
     async with aiohttp.ClientSession(raise_for_status=True) as http:
 
@@ -103,9 +135,11 @@ async def _run(stack: Stack, policy: str, workload: Workload) -> Run:
             async with http.get(url) as response:
                 return await response.json()
 
-        pods = {name: await get(f"{pod.url}/debug/engine") for name, pod in stack.pods.items()}
+        pods = {name: await get(f"{url}/debug/engine") for name, url in urls.items()}
         page = await get(f"{stack.routers[0].admin_url}/debug/decisions?n={_MAX_DECISIONS}")
-    return Run(policy, records, pods, [each for each in page["decisions"] if "pick" in each])
+    decisions = [each for each in page["decisions"] if "pick" in each]
+    added_s = mean_added_s(records, before, await read_pods(urls))
+    return Run(policy, records, pods, decisions, added_s)
 
 
 def _pods(run: Run) -> Table:
@@ -129,13 +163,15 @@ def _chosen(decision: dict[str, Any]) -> dict[str, Any]:
 def _summary(runs: Sequence[Run]) -> Table:
     """Return the policies side by side."""
     table = Table("the same requests", *(run.policy for run in runs))
-    columns = [_figures(run) for run in runs]
+    is_busy = any(run.trouble for run in runs)
+    columns = [_figures(run, is_busy=is_busy) for run in runs]
     for label in dict.fromkeys(label for column in columns for label in column):
         table.add_row(label, *(column.get(label, "0") for column in columns))
     return table
 
 
-def _figures(run: Run) -> dict[str, str]:
+def _figures(run: Run, *, is_busy: bool) -> dict[str, str]:
+    """Return what is shown of a run; of a busy machine no times, as they are not the policy's."""
     failed = run.failures
     ttft_s = sorted(record.ttft_s for record in run.records if record.ttft_s is not None)
     picks = Counter(_chosen(each)["name"] for each in run.decisions)
@@ -145,12 +181,33 @@ def _figures(run: Run) -> dict[str, str]:
         "failed": str(failed.total()),
         "adapters loaded into a GPU slot": str(sum(p["num_gpu_loads"] for p in run.pods.values())),
         "of these from disk": str(sum(p["num_disk_loads"] for p in run.pods.values())),
-        "TTFT p50": f"{1000 * percentile(ttft_s, 0.5):.0f} ms",
-        "TTFT p99": f"{1000 * percentile(ttft_s, 0.99):.0f} ms",
-        f"TTFT over {1000 * LATE_S:.0f} ms": str(sum(each > LATE_S for each in ttft_s)),
+        **{
+            label: "not measured" if is_busy else value
+            for label, value in (
+                ("TTFT p50", f"{1000 * percentile(ttft_s, 0.5):.0f} ms"),
+                ("TTFT p99", f"{1000 * percentile(ttft_s, 0.99):.0f} ms"),
+                (f"TTFT over {1000 * LATE_S:.0f} ms", str(sum(each > LATE_S for each in ttft_s))),
+            )
+        },
         "busiest pod's requests over the mean": f"{spread:.2f}",
         **{f"failed: {kind}": str(count) for kind, count in failed.items()},
     }
+
+
+def _times_remark(runs: Sequence[Run]) -> str:
+    """Return what the times mean, or why there are none."""
+    if any(run.trouble for run in runs):
+        return (
+            "Times are left out: they would be this machine's, not the policies'. Loads of "
+            "adapters count all the same. Run it again when the machine is quiet."
+        )
+    num, profile = len(runs[-1].records), PROFILES[PROFILE]
+    memory_ms, disk_ms = (1e3 * profile.load_s(RANK, is_from_disk=each) for each in (False, True))
+    return (
+        f"TTFT p99 is that of the slowest {max(1, round(num / 100))} of {num} requests. Those "
+        f"mostly wait while adapters are loaded, {memory_ms:.0f} ms from memory and {disk_ms:.0f} "
+        "ms from disk, one after the other."
+    )
 
 
 def remarks(slots: int) -> str:

@@ -68,17 +68,18 @@ class _Reading:
         return _Reading(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
-_Readings = Mapping[str, _Reading]
+Readings = Mapping[str, _Reading]
+"""By pod."""
 
 
 async def run_block(target: RunningTarget, block: Block) -> BlockRun:
     """Send a block to a target and wait for every response."""
     records: list[RequestRecord] = []
-    before = await _read_pods(target)
+    before = await read_pods(target.pods)
     settings, sending = block.settings, target.replay_settings(block)
     async with asyncio.TaskGroup() as group:
         sent = group.create_task(replay(block.workload, sending, records.append))
-        warm = group.create_task(_read_pods(target, after_s=settings.warm_up_s))
+        warm = group.create_task(read_pods(target.pods, after_s=settings.warm_up_s))
         died = group.create_task(target.died())
         await asyncio.wait({sent, died}, return_when=asyncio.FIRST_COMPLETED)
         why = f"{target.label}: {died.result()}" if died.done() else ""
@@ -87,9 +88,9 @@ async def run_block(target: RunningTarget, block: Block) -> BlockRun:
             task.cancel()
     if why:
         return BlockRun(target.label, block, trouble=why, is_gone=True)
-    after = await _read_pods(target)
+    after = await read_pods(target.pods)
     run = _judged(target, block, records, begin, after)
-    return replace(run, added_s=_added_s(records, before, after))
+    return replace(run, added_s=mean_added_s(records, before, after))
 
 
 def added_words(added_s: float) -> str:
@@ -101,8 +102,8 @@ def _judged(
     target: RunningTarget,
     block: Block,
     records: Sequence[RequestRecord],
-    begin: _Readings | None,
-    end: _Readings | None,
+    begin: Readings | None,
+    end: Readings | None,
 ) -> BlockRun:
     pods: dict[str, _Reading] = {}
     if begin and end:
@@ -128,8 +129,8 @@ def _judged(
     return BlockRun(target.label, block, result, why)
 
 
-def _added_s(
-    records: Iterable[RequestRecord], before: _Readings | None, after: _Readings | None
+def mean_added_s(
+    records: Iterable[RequestRecord], before: Readings | None, after: Readings | None
 ) -> float | None:
     """Return `BlockRun.added_s`, over the whole run with its warm-up.
 
@@ -146,18 +147,19 @@ def _added_s(
 # --- the pods' counters ------------------------------------------------------------------------
 
 
-async def _read_pods(target: RunningTarget, after_s: float = 0.0) -> _Readings | None:
-    """Return the counters of every pod; None without pods, or if one does not respond."""
+async def read_pods(pods: Mapping[str, str], after_s: float = 0.0) -> Readings | None:
+    """Return the counters of every fake pod, of URLs by name; None without pods, or if one does not
+    respond.
+    """
     await asyncio.sleep(after_s)
     timeout = aiohttp.ClientTimeout(total=_READ_TIMEOUT_S)
     try:
         connector = aiohttp.TCPConnector(ssl=system_context())
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-            urls = target.pods.values()
-            readings = await asyncio.gather(*(_read_pod(session, url) for url in urls))
+            readings = await asyncio.gather(*(_read_pod(session, url) for url in pods.values()))
     except (aiohttp.ClientError, TimeoutError):
         return None
-    return dict(zip(target.pods, readings, strict=True)) or None
+    return dict(zip(pods, readings, strict=True)) or None
 
 
 async def _read_pod(session: aiohttp.ClientSession, url: str) -> _Reading:

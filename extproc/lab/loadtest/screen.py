@@ -20,6 +20,7 @@ from extproc.lab.workload.intervals import Interval
 MAX_ADDED_S = 0.03
 """Three times the sum of gateway, network and client on a quiet machine."""
 _STAGE_WIDTH = 44
+_RATIO_WIDTH = len("1.00 (0.90-1.10) *") + 2
 
 
 @contextmanager
@@ -74,7 +75,8 @@ def print_comparison(
     """
     console.print(_figures_table(labels, rounds, twins))
     if len(labels) > 1:
-        console.print(_ratios_table(labels, rounds))
+        for table in _ratios_tables(labels, rounds, console.width):
+            console.print(table)
         console.print(
             "Ratios are geometric means over the blocks that both got, with their 95 % interval; "
             "* marks those that are surely not 1.",
@@ -119,16 +121,22 @@ def _figure_cell(
     return f"{cell} ({fmean(virtual) * figure.factor:.1f})" if virtual else cell
 
 
-def _ratios_table(labels: Sequence[str], rounds: Sequence[Round]) -> Table:
-    table = Table(title="Paired ratios", title_justify="left", box=SIMPLE_HEAD)
-    table.add_column("")
+def _ratios_tables(labels: Sequence[str], rounds: Sequence[Round], width: int) -> Iterator[Table]:
+    """Yield the ratios of every two, in as many tables as leave each column readable."""
     pairs = list(combinations(labels, 2))
-    for label, other in pairs:
-        table.add_column(f"{label}\n/ {other}", justify="right")
-    for figure in FIGURES.values():
-        ratios = [ratio_of(rounds, label, other, figure) for label, other in pairs]
-        table.add_row(short_head(figure), *map(ratio_words, ratios))
-    return table
+    widest = max(_RATIO_WIDTH, *(len(label) + 4 for label in labels))
+    num = max(1, (width - _RATIO_WIDTH) // widest)
+    for first in range(0, len(pairs), num):
+        title = "Paired ratios" if first == 0 else None
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+        table.add_column("")
+        for label, other in pairs[first : first + num]:
+            table.add_column(f"{label}\n/ {other}", justify="right")
+        for figure in FIGURES.values():
+            own = pairs[first : first + num]
+            ratios = [ratio_of(rounds, label, other, figure) for label, other in own]
+            table.add_row(short_head(figure), *map(ratio_words, ratios))
+        yield table
 
 
 def ratio_words(ratio: Interval | None) -> str:

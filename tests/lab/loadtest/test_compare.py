@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given
@@ -33,8 +34,10 @@ TTFT = FIGURES["ttft_mean_s"]
 LOADS = FIGURES["loads_per_1000"]
 
 
-def shown(labels: list[str], rounds: list[Round], twins: Sequence[RunResult] = ()) -> str:
-    console = Console(file=io.StringIO(), width=120)
+def shown(
+    labels: list[str], rounds: list[Round], twins: Sequence[RunResult] = (), width: int = 120
+) -> str:
+    console = Console(file=io.StringIO(), width=width)
     print_comparison(console, labels, rounds, twins)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -265,3 +268,17 @@ async def test_a_block_in_which_the_generator_lagged_counts_for_nobody(
 
     assert "".join(fleet.turns) == "abba"
     assert counted(rounds) == rounds[1:]
+
+
+def test_the_ratios_of_six_targets_can_be_read_in_a_narrow_terminal() -> None:
+    labels = [*("founding", "least_harm", "random", "round_robin"), "envoy:least_request", "url"]
+    rounds: list[Round] = [[run(label, ttft_s=0.1 * n) for label in labels] for n in (1, 2)]
+
+    text = shown(labels, rounds, width=80).partition("Paired ratios")[2]
+
+    lines = text.splitlines()
+    heads = [f"{above} {line}" for above, line in pairwise(lines) if "/ " in line]
+    for label, other in combinations(labels, 2):
+        assert any(label in head and f"/ {other}" in head for head in heads)
+    assert max(map(len, lines)) <= 80
+    assert text.count("1.00 (1.00-1.00)") >= len([*combinations(labels, 2)])

@@ -288,7 +288,7 @@ class LoadTest:
         return msgspec.structs.replace(plan, starts_at_s=self._wall_clock() + lead_s)
 
     def _lag_words(self, plan: LocustPlan | None = None) -> str:
-        """Return how late the requests of a plan were sent, by default this one's; "" if in time."""
+        """Return how late a plan's requests were sent, by default this one's; "" if in time."""
         if (plan := plan or self._plan) is None:
             return ""
         late_ms = self._environment.stats.get(plan.form.path, _DELAY).median_response_time
