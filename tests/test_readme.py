@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import aiohttp
 import pytest
@@ -34,7 +35,7 @@ ENVOY_PAGE = (ROOT / "envoy" / "README.md").read_text(encoding="utf-8")
 
 
 def rule_of_tutorial() -> str:
-    (module,) = (block for block in blocks(TUTORIAL, "python") if "assert" not in block)
+    (module,) = (block for block in blocks(TUTORIAL, "python") if "class Warm" in block)
     return module
 
 
@@ -225,3 +226,16 @@ def test_the_table_of_what_it_gains_is_what_was_measured() -> None:
     table = page.split("## First tokens beside other routers")[1].split("\n\n")[2]
     cells = [row.split("|")[2].strip() for row in table.splitlines()[2:4]]
     assert cells == [f"{each.mean:.1f} ({each.low:.1f} to {each.high:.1f})" for each in found]
+
+
+def test_the_tutorial_s_patient_policy_waits_while_all_pods_are_busy() -> None:
+    (module,) = (block for block in blocks(TUTORIAL, "python") if "class Patient" in block)
+    names: dict[str, Any] = {}
+    exec(module, names)
+    busy, idle = (EndpointView(f"10.0.0.{n}:8000", num_pending=n) for n in (8, 7))
+    policy, asked, rng = names["Patient"](), RequestInfo(model="sql", adapter="sql"), Random(1)
+
+    wait = policy.choose(Snapshot((busy,), now=9.0), asked, rng=rng)
+    choice = policy.choose(Snapshot((busy, idle), now=9.0), asked, rng=rng)
+    assert (wait.until_s, wait.reason) == (9.5, "all_busy")
+    assert choice.endpoints == [idle]

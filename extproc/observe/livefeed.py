@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from itertools import chain, islice
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -23,13 +24,16 @@ from extproc.observe.explanation import explain
 from extproc.observe.outcomes import tell_outcome
 from extproc.observe.telemetry import Telemetry, Totals
 from extproc.phrases import shortened
-from extproc.pods.completion import DecisionRecord
+from extproc.pods.completion import DecisionRecord, first_token_s
 from extproc.types import EndpointView, ModelCard, Pick, Snapshot
 
 MAX_PODS = 100
 MAX_ADAPTERS = 400
 MAX_DECISIONS = 24
 MAX_WARNINGS = 5
+MAX_TIMED = 8
+NUM_TIMED = 500
+"""Decisions that first tokens are taken of."""
 RATES_OVER_S = 5.0
 """Rates are means over this time, or since the first frame if that is shorter."""
 _NAMES_A_PASS = 2000
@@ -78,7 +82,8 @@ class LiveFeed:
         """Yield b"" after each pass, and in the end one frame: JSON on one line.
 
         `{"about", "wall_ms", "policy", "health": [...], "warnings": [...], "num_warnings",
-        "rates": {...} or null, "num_pending", "num_in_flight", "slo": {...}, "queue": {...},
+        "rates": {...} or null, "num_pending", "num_in_flight", "slo": {...},
+        "first": [[model, requests, median, largest of first tokens' seconds], ...], "queue": {...},
         "pods": [...], "num_pods",
         "adapters": [[name, cells, [[pod's place, requests], ...]], ...], "num_adapters",
         "decisions": [...], "num_decisions_left_out"}`. A cell is one character per
@@ -97,6 +102,8 @@ class LiveFeed:
         yield b""
         decisions, num_left_out = self._last_decisions()
         yield b""
+        first = self._first_tokens()
+        yield b""
         warnings = self.warnings()
         num_warnings, warnings = len(warnings), warnings[:MAX_WARNINGS]
         yield msgspec.json.encode(
@@ -111,6 +118,7 @@ class LiveFeed:
                 "num_pending": sum(view.num_pending + view._num_foreign for view in views),
                 "num_in_flight": sum(view.num_in_flight for view in views),
                 "slo": self._slo(now),
+                "first": first,
                 "queue": self.queue(),
                 "pods": pods,
                 "num_pods": len(views),
@@ -211,6 +219,22 @@ class LiveFeed:
             described[sequence]["end"] = tell_outcome(record)
         self._described, self._num_shown = described, self.decisions.num_published
         return list(described.values()), max(0, num_new - len(last)) if last else 0
+
+    def _first_tokens(self) -> list[tuple[str, int, float, float]]:
+        """Return the models with the latest first tokens, of the last decisions."""
+        times: dict[str, list[float]] = {}
+        for _, record in self.decisions.last(NUM_TIMED):
+            pick, end = record.decision, record.end
+            entry = None if end is None else end.completion
+            if entry is not None and isinstance(pick, Pick):
+                ttft_s = first_token_s(entry, pick.request.path)
+                if ttft_s is not None:
+                    times.setdefault(pick.request._client_model, []).append(ttft_s)
+        rows = (
+            (shortened(name, _MAX_CHARS), len(own), round(median(own), 3), round(max(own), 3))
+            for name, own in times.items()
+        )
+        return nsmallest(MAX_TIMED, rows, key=lambda row: (-row[2], row[0]))
 
 
 def _pod(view: EndpointView, now: float) -> dict[str, Any]:

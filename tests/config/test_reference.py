@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -109,3 +110,29 @@ def test_the_example_on_the_page_is_valid() -> None:
     block = reference.render().split("```yaml\n")[1].split("```")[0]
 
     assert parse_config(block) == Config.model_validate(yaml.safe_load(block))
+
+
+# --- each field is read -----------------------------------------------------------------------
+
+
+def read_names() -> set[str]:
+    """The attributes that the package reads, and the parameters that settings fill by name; what a
+    section's own checks read is no use of it.
+    """
+    found: set[str] = set()
+    for path in (ROOT / "extproc").rglob("*.py"):
+        is_config = path.parent.name == "config"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute):
+                is_own = isinstance(node.value, ast.Name) and node.value.id == "self"
+                found |= set() if is_config and is_own else {node.attr}
+            elif isinstance(node, ast.arg) and not is_config:
+                found.add(node.arg)
+    return found
+
+
+def test_each_field_is_read_by_somebody() -> None:
+    names = {name for _, section in sections() for name in section.model_fields}
+
+    assert names - read_names() == set()
+    assert "a_field_that_nobody_reads" not in read_names()

@@ -261,6 +261,22 @@ def test_a_decision_says_how_its_pick_ended_as_soon_as_that_is_known() -> None:
     )
 
 
+def test_first_tokens_are_told_by_adapter_the_latest_first() -> None:
+    """Of streamed responses that have ended: of others they are not known."""
+    scene = Scene(endpoint_view(1))
+    for number, (model, first_s) in enumerate(
+        [("slow", 3.0), ("fast", 0.1), ("fast", 0.2), ("fast", 0.7), ("unstreamed", None)]
+    ):
+        chosen = pick(info=request(model), id=f"r-{number}")
+        scene.decide(chosen)
+        entry = completion(chosen.id, first_body_byte_s=first_s, duration_s=5.0)
+        scene.decisions.ended(chosen, PickEnd(Outcome.COMPLETED, 1.0, entry))
+    scene.decide(pick(info=request("under way"), id="r-9"))
+    scene.decide(saturated("a", 1))
+
+    assert scene.frame()["first"] == [["slow", 1, 3.0, 3.0], ["fast", 3, 0.2, 0.7]]
+
+
 def test_rates_are_those_since_somebody_looks() -> None:
     scene = Scene(endpoint_view(1))
     scene.decide(pick(), seconds=9.0)

@@ -275,6 +275,46 @@ async def test_many_adapters_are_cut_and_the_filter_finds_the_rest() -> None:
         assert await page.evaluate("document.querySelectorAll('#heat tbody tr').length") == 40
 
 
+async def test_the_filter_is_for_the_decisions_too() -> None:
+    async with showing() as scene:
+        page = await scene.open()
+        await scene.route(*ADAPTERS[:4])
+        await page.wait_for("document.querySelectorAll('#decisions li').length === 4")
+        await page.evaluate(
+            "(() => { const f = document.getElementById('filter'); f.value = 'R-03';"
+            " f.dispatchEvent(new Event('input')); })()"
+        )
+
+        assert (await page.evaluate(text_of("#decisions .what"))).startswith("customer-03 → pod-")
+        assert await page.evaluate("document.querySelectorAll('#decisions li').length") == 1
+
+
+async def test_on_a_phone_a_decision_is_a_line_that_a_click_opens() -> None:
+    height = "document.querySelector('#decisions li').offsetHeight"
+    async with showing(num_pods=4) as scene:
+        page = await scene.open(width=400, height=800)
+        await scene.route(*ADAPTERS[:20])
+        await page.wait_for("document.querySelectorAll('#decisions li').length === 12")
+        closed = await page.evaluate(height)
+        whole = await page.evaluate("document.documentElement.scrollHeight")
+        await page.evaluate("document.querySelector('#decisions summary').click()")
+        opened = await page.evaluate(height)
+
+    assert closed < 40
+    assert opened > 2 * closed
+    assert whole < 3500
+
+
+async def test_tiles_fill_their_rows() -> None:
+    async with showing(num_pods=1) as scene:
+        page = await scene.open(width=1200)
+        tops = "[...document.querySelectorAll('#tiles > div')].map(e => e.offsetTop)"
+        for width in (400, 1200):
+            await page.set_size(width, 800)
+            found = await page.evaluate(tops)
+            assert len({found.count(top) for top in found}) == 1, width
+
+
 async def test_a_hidden_tab_disconnects_and_comes_back_when_seen() -> None:
     hide = (
         "(value) => { Object.defineProperty(document, 'hidden', {value, configurable: true});"

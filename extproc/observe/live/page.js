@@ -96,6 +96,8 @@ function showTiles() {
   tile("Running on pods", sum("running"), String(sum("running")), "", isPoint);
   const deferred = sum("deferred");
   tile("Waiting on pods", sum("waiting"), String(sum("waiting")), deferred ? `${deferred} for a slot` : "", isPoint);
+  const [held, most] = [frame.queue.oldest_s || 0, frame.queue.num_held];
+  tile("Longest held now", held, most ? duration(held) : "–", "", isPoint);
 }
 
 function tile(name, value, text, unit, isPoint) {
@@ -278,6 +280,7 @@ let maxRows = NUM_ROWS;
 let columns = "";
 
 function showHeat() {
+  showFirst();
   const names = frame.pods.map((pod) => pod.name);
   if (columns !== JSON.stringify(names)) {
     columns = JSON.stringify(names);
@@ -330,8 +333,11 @@ function rank() {
     const known = new Set(order);
     order.push(...[...rows.keys()].filter((name) => !known.has(name)));
   }
-  const wanted = $("filter").value.trim().toLowerCase();
-  return order.filter((name) => name.toLowerCase().includes(wanted)).map((name) => rows.get(name));
+  return order.filter(isWanted).map((name) => rows.get(name));
+}
+
+function isWanted(name) {
+  return (name || "").toLowerCase().includes($("filter").value.trim().toLowerCase());
 }
 
 function heatRow([name, codes, counts]) {
@@ -391,12 +397,27 @@ function tellHeat(numFound, numShown) {
 
 $("filter").addEventListener("input", () => {
   maxRows = NUM_ROWS;
-  if (frame) showHeat();
+  listedMs = 0;
+  if (frame) show();
 });
 $("more-adapters").addEventListener("click", () => {
   maxRows += 4 * NUM_ROWS;
   showHeat();
 });
+
+// --- first tokens by adapter -------------------------------------------------------------------
+
+function showFirst() {
+  const rows = frame.first.filter(([name]) => isWanted(name)).map(([name, num, p50, p99]) => {
+    const row = make("tr");
+    const times = [p50, p99].map((seconds) => make("td", duration(seconds), "number"));
+    row.append(make("th", name, "", { scope: "row" }), make("td", String(num), "number"), ...times);
+    return row;
+  });
+  $("first").parentNode.hidden = !rows.length;
+  setText($("first-note"), rows.length ? "Of the last decisions kept, the slowest first." : "None: no streamed response has been reported by an access log.");
+  $("first").tBodies[0].replaceChildren(...rows);
+}
 
 // --- decisions ---------------------------------------------------------------------------------
 
@@ -417,7 +438,8 @@ function showDecisions() {
   if (isHeld) return;
   if (numLeftOut && performance.now() - listedMs < BUSY_LIST_MS) return;
   listedMs = performance.now();
-  const shown = frame.decisions.slice(0, maxDecisions);
+  const found = frame.decisions.filter((decision) => isWanted(decision.model));
+  const shown = found.slice(0, maxDecisions);
   const wanted = new Set(shown.map((decision) => decision.n));
   for (const number of [...items.keys()]) if (!wanted.has(number)) items.delete(number);
   const elements = shown.map((decision) => {
@@ -427,7 +449,7 @@ function showDecisions() {
     return element;
   });
   $("decisions").replaceChildren(...elements);
-  const more = frame.decisions.length - shown.length;
+  const more = found.length - shown.length;
   $("more-decisions").hidden = more <= 0;
   setText($("more-decisions"), `and ${more} more`);
   setText($("decisions-note"), decisionsNote());
@@ -442,6 +464,7 @@ $("more-decisions").addEventListener("click", () => {
 
 function decisionsNote() {
   if (!frame.decisions.length) return "None yet, or none are kept (admin.max_decisions).";
+  if (!frame.decisions.some((decision) => isWanted(decision.model))) return "None of the last has a model whose name contains that.";
   if (!numLeftOut) return "";
   return `Decisions come faster than the page can show them: ${numLeftOut} more since the last update.`;
 }
@@ -449,20 +472,21 @@ function decisionsNote() {
 function item(decision) {
   const isRejected = decision.status !== undefined;
   const element = make("li", "", isRejected ? "rejected" : "picked");
-  const head = make("div", "", "head");
+  const [all, head] = [make("details"), make("summary", "", "head")];
   const model = decision.model || (isRejected ? "no model" : "base");
   const target = isRejected ? `✕ ${decision.status}` : decision.pod;
-  head.append(
-    make("span", `${model} → ${target}`, "what"),
-    make("span", decision.reason, "reason"),
-    make("span", decision.path),
-  );
   const clock = new Date(decision.wall_ms);
   const time = clock.toLocaleTimeString([], { hour12: false });
   const millis = String(clock.getMilliseconds()).padStart(3, "0");
-  head.append(make("span", `${time}.${millis}`, "time"));
-  if (!isRejected) head.append(make("span", `${decision.us} µs`, "time"));
-  element.append(head, make("div", decision.text, "text"), make("div", "", "text end"));
+  head.append(
+    make("span", time, "time"),
+    make("span", `${model} → ${target}`, "what"),
+    make("span", decision.reason, "reason"),
+  );
+  const cost = isRejected ? "" : `, decided in ${decision.us} µs`;
+  const about = make("div", `${decision.path} at ${time}.${millis}${cost}`, "text");
+  all.append(head, make("div", decision.text, "text"), make("div", "", "text end"), about);
+  element.append(all);
   return element;
 }
 
