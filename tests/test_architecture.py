@@ -496,7 +496,7 @@ CEILINGS = {
     "wire": 2_508,
     "reports": 1_564,
     "learned": 1_732,
-    "pods": 2_940,
+    "pods": 2_949,
     "envoy": 809,
     "queue": 912,
     "adapters": 4_040,
