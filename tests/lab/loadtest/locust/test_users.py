@@ -15,6 +15,7 @@ from extproc.lab.workload.exchange import RequestRecord, load_records
 from tests.e2e.harness import free_port
 from tests.lab.loadtest.loads import SLO
 from tests.lab.loadtest.locusts import (
+    LOCUSTFILE,
     PATIENCE_S,
     headless,
     locust,
@@ -144,6 +145,24 @@ async def test_a_test_that_cannot_begin_ends_at_once_with_one_line(
     assert (status, records) == (1, [])
     assert sum("no workload 'nothing'" in line for line in log.splitlines()) == 1
     assert "Traceback" not in log
+
+
+@pytest.mark.parametrize(("asked", "ends_with"), [((), 0), (("--fail-on-lag",), 3)])
+async def test_a_generator_that_lagged_is_told_in_the_report_too(
+    pod: RunningPod, tmp_path: Path, asked: tuple[str, ...], ends_with: int
+) -> None:
+    """The exit status says so only if it is asked to."""
+    late, report = tmp_path / "late.py", tmp_path / "report.html"
+    own = "from extproc.lab.loadtest.locust"
+    never_in_time = f"{own} import users\n\nusers.MAX_MEDIAN_DELAY_S = -1.0\n{own}.users"
+    late.write_text(LOCUSTFILE.read_text().replace(f"{own}.users", never_in_time, 1))
+
+    arguments = ("-f", str(late), "--html", str(report), *asked)
+    status, log, _ = await run(pod.url, tmp_path, *SMALL, *arguments)
+
+    assert status == ends_with, log
+    assert "THE GENERATOR LAGGED" in log
+    assert "THE GENERATOR LAGGED" in report.read_text(encoding="utf-8")
 
 
 async def test_workers_without_a_user_each_are_refused(pod: RunningPod, tmp_path: Path) -> None:
