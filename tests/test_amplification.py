@@ -367,7 +367,7 @@ def _record(text: bytes) -> None:
 def _hear(text: bytes) -> None:
     told = PeerMessage.FromString(text)
     update = decode_picks(told.sums)
-    fill(Pool(), 1).told.hear("r", update.sums, now=0.0)
+    fill(Pool(), 1).peer_picks.hear("r", update.sums, now=0.0)
     decode_adapters(told.adapters)
 
 

@@ -157,8 +157,8 @@ STATE = {
     "adapters.podhistory": {"PodHistory": "one of them"},
     "adapters.versions": {"Kept": "what is judged of an adapter"},
     "learned.failurerows": {
-        "Own": "an endpoint's record among others'",
-        "Row": "its failures since it last served anything",
+        "EndpointEnds": "an endpoint's record among others'",
+        "FailureRow": "its failures since it last served anything",
     },
     "pods.foreign": {"ForeignRequests": "an endpoint's requests of other routers"},
     "pods.podhealth": {"PodHealth": "an endpoint's process"},

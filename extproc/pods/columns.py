@@ -134,21 +134,21 @@ class Columns:
             self._own.add(row)
             pending = pending.copy()
             self._states[row] = resident, pending
-        if num:
+        if num and adapter in pending:
+            pending[adapter] = self._running[adapter][row] = num
+        elif num:
             running = self._running.get(adapter)
             if running is None:
                 running = self._running[adapter] = {}
-            running[row] = num
-            if adapter not in pending:
-                used = self.num_used[row]
-                if used < self.num_slots[row]:
-                    self.all_free -= 1
-                self.num_used[row] = used + 1
-                loaded = self._loaded[row]
-                if adapter not in loaded:
-                    loaded.add(adapter)
-                    self._holders.setdefault(adapter, set()).add(row)
-            pending[adapter] = num
+            pending[adapter] = running[row] = num
+            used = self.num_used[row]
+            if used < self.num_slots[row]:
+                self.all_free -= 1
+            self.num_used[row] = used + 1
+            loaded = self._loaded[row]
+            if adapter not in loaded:
+                loaded.add(adapter)
+                self._holders.setdefault(adapter, set()).add(row)
         elif adapter in pending:
             running = self._running[adapter]
             del running[row]

@@ -73,7 +73,7 @@ class QueuePlan:
         """Count a place that a ticket got."""
         self._num_in_time = 0 if ticket.late_s < now else self._num_in_time + 1
 
-    def charge_told(self, flow: str, priority: int, tokens: float) -> None:
+    def charge_elsewhere(self, flow: str, priority: int, tokens: float) -> None:
         """Count the service of another router, at a priority that has been seen here.
 
         Routers order by the service of all of them. Late reports make the difference between two

@@ -220,7 +220,7 @@ def test_lost_messages_of_routers_leave_picks_unknown_until_all_is_told_again() 
     settings = FleetSettings(num_routers=2, peer_delay_s=0.01, peer_loss=0.5, warm_up_s=0.0)
     fleet = Fleet(settings, work, LeastPending, seed=1)
     fleet.run()
-    told = [router.pool.told for router in fleet.routers]
+    told = [router.pool.peer_picks for router in fleet.routers]
     picked = sum(bool(flight.pod) for flight in fleet.flights.values())
     assert picked * 0.3 < sum(each.num_received for each in told) < picked * 0.7
 
