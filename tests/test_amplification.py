@@ -25,7 +25,7 @@ from envoy.service.discovery.v3.discovery_pb2 import DiscoveryRequest
 from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
 from google.protobuf.message import DecodeError
 from grpc_health.v1.health_pb2 import HealthCheckRequest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from redis.exceptions import RedisError
 
@@ -61,10 +61,10 @@ from extproc.reports.textformat import read_labels
 from extproc.request.codec import MAX_BESIDE_BODY_BYTES, Codec
 from extproc.request.multipart import FormReader
 from tests.builders import fill
-from tests.conftest import FEW
+from tests.conftest import IS_THOROUGH
 
 KIB = 1024
-ONE_IN = 4 if settings().max_examples <= FEW else 1
+ONE_IN = 1 if IS_THOROUGH else 4
 """Of the longest texts of slow readers, a quarter is read where there is no time for all: what is
 asked of a reader is linear."""
 OWN_BYTES = 4096 * KIB
