@@ -486,6 +486,43 @@ def test_no_name_of_a_file_occurs_in_more_than_two_rooms() -> None:
     assert {name: found for name, found in rooms.items() if len(found) > 2} == {}
 
 
+GUESSED_BY_NOBODY = {
+    *("Belief", "Layout", "Own", "Part", "Reach", "Row", "Scene"),
+    *("aside", "beginnings", "charge_told", "keeping", "tidings", "told_by", "traits", "vain_s"),
+    *("verdicts", "world"),
+}
+"""Names of parts from which a newcomer cannot tell what they are."""
+NOT_YET = {
+    *("learned.evidence: verdicts", "learned.failurerows: Own", "learned.failurerows: Row"),
+    *("pods.endpointstate: traits", "pods.foreign: Belief", "pods.listeners: charge_told"),
+    *("pods.pool: traits", "pods.speeds: _Own", "pods.speeds: told_by", "queue.plan: charge_told"),
+    *("queue.queue: charge_told", "queue.reach: Reach", "request.usual: Layout"),
+}
+"""Those that are still there: none is added."""
+
+
+def parts(tree: ast.Module) -> Iterator[str]:
+    """Yield the names of classes, functions and attributes that a module defines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+
+
+def test_the_name_of_a_part_is_one_that_a_newcomer_guesses() -> None:
+    found = {
+        f"{module.partition('.')[2]}: {name}"
+        for module, tree in trees().items()
+        for name in parts(tree)
+        if name.lstrip("_") in GUESSED_BY_NOBODY
+    }
+
+    assert found == NOT_YET
+
+
 if __name__ == "__main__":  # for `make coverage`
     pure = (module for module in trees() if is_pure(module) and module != "extproc")
     paths = (module.replace(".", "/") for module in pure)
@@ -519,11 +556,11 @@ CEILINGS = {
     "meters": 8,
     "openai": 90,
     "passes": 56,
-    "paths": 102,
+    "paths": 99,
     "phrases": 51,
     "protocol": 12,
     "rejections": 72,
-    "tenancy": 29,
+    "tenancy": 24,
     "types": 203,
 }
 """Statements that each room has at most. A commit that raises one says why."""

@@ -128,7 +128,7 @@ def test_ports_in_a_row_are_given_to_one_process_alone(monkeypatch: pytest.Monke
     first = free_port(4)
     monkeypatch.setattr(processes, "_given_ports", set())
     for _ in range(4):  # free again, for either process
-        processes._claims.pop().close()
+        processes._claimed.pop().close()
     monkeypatch.setattr(processes, "_PORTS", range(first, first + 4))
 
     mine = free_port(2)
