@@ -538,7 +538,7 @@ CEILINGS = {
     "envoy": 814,
     "queue": 912,
     "adapters": 4_058,
-    "routing": 1_717,
+    "routing": 1_715,
     "request": 2_749,
     "peers": 1_024,
     "discovery": 1_820,

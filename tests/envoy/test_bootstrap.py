@@ -415,7 +415,9 @@ def test_with_headers_only_envoy_reads_the_model_and_passes_it_on() -> None:
     names = [each["name"] for each in manager(document)["http_filters"]]
     at = names.index("envoy.filters.http.json_to_metadata")
     assert names[at + 1] == "envoy.filters.http.ext_proc"
-    assert all(each.startswith("inflate-") for each in names[:at]), "the model is read in plain JSON"
+    assert all(each.startswith("inflate-") for each in names[:at]), (
+        "the model is read in plain JSON"
+    )
     forwarded = ext_proc(document)["metadata_options"]["forwarding_namespaces"]["untyped"]
     assert "extproc.request" in forwarded
 
