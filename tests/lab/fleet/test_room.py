@@ -16,7 +16,6 @@ from extproc.lab.workload.requests import Workload
 from extproc.lab.workload.running import FlightState
 from extproc.learned.concurrency import SPARE, EndpointRoom
 from extproc.routing.policies import LeastHarm
-from tests.conftest import some
 from tests.lab.lab import arrival, workload
 
 SETTLED_S = 2.0
@@ -100,7 +99,7 @@ class Watched:
             self._fleet._agenda.after(LOOK_S, self._look)
 
 
-@pytest.mark.parametrize("limit", some(LIMITS, 2))
+@pytest.mark.parametrize("limit", LIMITS)
 def test_few_wait_in_an_engine_whatever_it_is_short_of(
     limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
