@@ -534,7 +534,7 @@ CEILINGS = {
     "wire": 2_508,
     "reports": 1_564,
     "learned": 1_732,
-    "pods": 2_960,
+    "pods": 2_987,
     "envoy": 814,
     "queue": 912,
     "adapters": 4_058,

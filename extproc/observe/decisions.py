@@ -51,8 +51,8 @@ class DecisionsService:
     """Remembers decisions and sends them to watchers.
 
     Attributes:
-        num_kept: Decisions remembered. Each keeps its candidates' state alive: about 1 KB per
-            endpoint and decision. At least `MIN_BEHIND` are, for watchers.
+        num_kept: Decisions remembered. Each keeps what has changed of its candidates until the next
+            one: some hundred bytes for a row. At least `MIN_BEHIND` are, for watchers.
         max_watchers: Calls at one time; further ones end with RESOURCE_EXHAUSTED.
         max_watch_bytes: Volume after which a call is ended with OK.
         later: Runs a callable after so many seconds; the default runs it at once.

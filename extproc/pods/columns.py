@@ -28,6 +28,9 @@ Resident = tuple[tuple[str, ...], tuple[str, ...], int]
 """Adapters in GPU slots and in the CPU cache; how many have come into a slot."""
 _State = tuple[Resident, dict[str, int]]
 _Views = tuple[EndpointView, ...]
+_Taken = tuple[EndpointView, _State, int, float, bool]
+"""A row at one moment: its facts, what is resident and active there, and its load as columns have
+it."""
 _read_only = MappingProxyType
 
 MAX_MODELS = 16_384
@@ -69,14 +72,16 @@ class Columns:
         moved: Rows where other adapters may be resident than at the last look. None is but those
             that were active there since.
         outdated: Rows of which no view has been made since they have changed.
+        before: Rows that have changed since `candidates` was called last, as they were then. A
+            writer of a row that is not among them calls `keep` first.
     """
 
     __slots__ = (
-        *("_facts", "_holders", "_least", "_listing"),
-        *("_loaded", "_num_open", "_open", "_own", "_running", "_sources", "_states", "_views"),
+        *("_facts", "_holders", "_latest", "_least", "_listing"),
+        *("_loaded", "_num_open", "_open", "_running", "_sources", "_states", "_views"),
         "_within",
-        *("addresses", "all_free", "all_slots", "costs", "done_s", "has_room", "is_open", "moved"),
-        *("num_pending", "num_slots", "num_used", "outdated", "rows", "s_per_byte"),
+        *("addresses", "all_free", "all_slots", "before", "costs", "done_s", "has_room", "is_open"),
+        *("moved", "num_pending", "num_slots", "num_used", "outdated", "rows", "s_per_byte"),
     )
 
     def __init__(self, addresses: Sequence[str], sources: Sequence[ColumnSource]) -> None:
@@ -86,7 +91,8 @@ class Columns:
         self._views = [EndpointView(address, is_ready=False) for address in self.addresses]
         self._facts = self._views.copy()  # without what requests change
         self._states: list[_State] = [(((), (), 0), {})] * num
-        self._own = set[int]()  # rows whose pending requests neither views nor candidates have
+        self._latest = _Moment(self)
+        self.before = self._latest.before
         self.outdated = set[int]()
         self.moved = set[int]()
         self.num_pending, self.done_s = [0] * num, [-inf] * num
@@ -114,6 +120,8 @@ class Columns:
         Args:
             is_open: It may get requests, and has no flaw.
         """
+        if row not in self.before:
+            self.keep(row)
         before, self._facts[row] = self._facts[row], facts
         if is_open is not self.is_open[row]:
             self.is_open[row] = is_open
@@ -132,11 +140,9 @@ class Columns:
     def count(self, row: int, adapter: str, num: int) -> None:
         """Replace the number of an adapter's unfinished requests at a row, whose load is written
         next. O(1)."""
+        if row not in self.before:
+            self.keep(row)
         resident, pending = self._states[row]
-        if row not in self._own:
-            self._own.add(row)
-            pending = pending.copy()
-            self._states[row] = resident, pending
         if num:
             running = self._running.get(adapter)
             if running is None:
@@ -170,6 +176,9 @@ class Columns:
         resident = self._sources[row].arrange()
         before, pending = self._states[row]
         if resident != before:
+            if row not in self.before:
+                self.keep(row)
+                pending = self._states[row][1]
             self._states[row] = resident, pending
             self.outdated.add(row)
         elif row not in self.moved:
@@ -255,21 +264,33 @@ class Columns:
             self.look(next(iter(self.moved)))
         for row in self.outdated:
             self.look(row)  # adapters may be in another order
-            self._own.discard(row)
-            load = self.num_pending[row], self.done_s[row], self.has_room[row]
-            fields = self._sources[row].fields()
-            self._views[row] = _view(self._facts[row], self._states[row], *load, fields)
+            self._views[row] = _view(*self.taken(row), self._sources[row].fields())
+            self._disown(row)
         self.outdated.clear()
         return self._views
 
     def candidates(self, rows: Sequence[int]) -> Candidates:
-        """Return some rows as they are now, to be viewed later."""
-        self._own.clear()
-        facts, states, done_s = self._facts.copy(), self._states.copy(), self.done_s.copy()
-        columns = facts, states, self.num_pending.copy(), done_s, self.has_room.copy()
-        return Candidates(columns, rows)
+        """Return some rows as they are now, to be viewed later. O(1)."""
+        moment = self._latest.newer = self._latest = _Moment(self)
+        self.before = moment.before
+        return Candidates(moment, rows)
+
+    def taken(self, row: int) -> _Taken:
+        """Return a row as it is."""
+        load = self.num_pending[row], self.done_s[row], self.has_room[row]
+        return self._facts[row], self._states[row], *load
+
+    def keep(self, row: int) -> None:
+        """Remember a row that is about to change."""
+        self.before[row] = self.taken(row)
+        self._disown(row)
 
     # --- inside -----------------------------------------------------------------------------
+
+    def _disown(self, row: int) -> None:
+        """Leave the row's pending requests to who has them, and count on in others."""
+        resident, pending = self._states[row]
+        self._states[row] = resident, pending.copy()
 
     def _find(self, model: str) -> Sequence[int]:
         if len(self._listing) >= MAX_MODELS:
@@ -324,6 +345,30 @@ def _view(
     )
 
 
+class _Moment:
+    """A moment of some columns, by what they have changed from then until the next one.
+
+    Attributes:
+        before: Rows that have changed, as they were.
+    """
+
+    __slots__ = ("_columns", "before", "newer")
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+        self.before: dict[int, _Taken] = {}
+        self.newer: _Moment | None = None
+
+    def taken(self, row: int) -> _Taken:
+        """Return a row as it was then."""
+        moment: _Moment | None = self
+        while moment is not None:
+            if row in moment.before:
+                return moment.before[row]
+            moment = moment.newer
+        return self._columns.taken(row)
+
+
 class Candidates(Sequence[EndpointView]):
     """Endpoints without a flaw, as they were at one moment; nothing once they are forgotten.
 
@@ -332,21 +377,21 @@ class Candidates(Sequence[EndpointView]):
     adapters that the choice did not depend on are as of the last look.
     """
 
-    __slots__ = ("_columns", "_rows", "_views")
+    __slots__ = ("_moment", "_rows", "_views")
 
     def __init__(
-        self, columns: Sequence[list[Any]], rows: Sequence[int], views: _Views | None = None
+        self, moment: _Moment | None, rows: Sequence[int], views: _Views | None = None
     ) -> None:
-        self._columns, self._rows, self._views = columns, rows, views
+        self._moment, self._rows, self._views = moment, rows, views
 
     @classmethod
     def of(cls, views: _Views) -> Candidates:
         """Return endpoints of which there are views."""
-        return cls((), range(len(views)), views)
+        return cls(None, range(len(views)), views)
 
     def forget(self) -> None:
         """Keep nothing: a request may last long, and many have the state of all endpoints."""
-        self._columns, self._rows, self._views = (), (), ()
+        self._moment, self._rows, self._views = None, (), ()
 
     @property
     def views(self) -> _Views:
@@ -356,7 +401,8 @@ class Candidates(Sequence[EndpointView]):
         return self._views
 
     def _view(self, row: int) -> EndpointView:
-        return _view(*[column[row] for column in self._columns])
+        assert self._moment is not None, "without one there are views"
+        return _view(*self._moment.taken(row))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and self.views == tuple(other)

@@ -167,6 +167,8 @@ class PodLoad:
             num_there += foreign.num_foreign
             num_pending += foreign.num_steady
         is_open = self.room.is_open(num_there, self.max_in_flight, is_known=row.is_known)
+        if number not in columns.before:
+            columns.keep(number)
         columns.done_s[number] = self.prompts.done_s
         columns.num_pending[number] = num_pending + row.trouble.num_failed
         columns.has_room[number] = is_open

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from extproc.learned.evidence import Evidence
-from extproc.pods.columns import MAX_MODELS, Columns
+from extproc.pods.columns import MAX_MODELS, Candidates, Columns
 from extproc.pods.pool import Pool, PoolSettings
 from extproc.types import EndpointView, Pick
 from tests.builders import BASE, address, cards, endpoint_view, fill, report, request
@@ -203,6 +203,26 @@ def test_columns_that_were_changed_in_place_are_those_that_are_made_anew(seed: i
         life.pool._views._columns = None
 
         assert changed == shown(life.pool.columns(now=life.now))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_candidates_stay_as_they_were_whatever_comes_after(seed: int) -> None:
+    """Also those of before: some are viewed at once, all again at the end."""
+    life, rng = _Life(seed), random.Random(seed)
+    kept: list[tuple[Candidates, list[tuple[EndpointView, dict[str, int]]]]] = []
+    for _ in range(NUM_STEPS):
+        columns = life.pool.columns(now=life.now)
+        if rng.random() < 0.5:
+            candidates = columns.candidates(range(len(columns.addresses)))
+            seen = [candidates[row] for row in range(len(candidates))]
+            kept.append((candidates, [(view, dict(view.pending_by_adapter)) for view in seen]))
+        if rng.random() < 0.3:
+            assert all(columns.views)
+        life.step()
+
+    for candidates, seen_then in kept:
+        assert list(candidates) == [view for view, _ in seen_then]
+        assert all(view.pending_by_adapter == pending for view, pending in seen_then)
 
 
 def test_models_that_all_list_share_what_says_so() -> None:
