@@ -143,21 +143,21 @@ class Columns:
         if row not in self.before:
             self.keep(row)
         resident, pending = self._states[row]
-        if num:
+        if num and adapter in pending:
+            pending[adapter] = self._running[adapter][row] = num
+        elif num:
             running = self._running.get(adapter)
             if running is None:
                 running = self._running[adapter] = {}
-            running[row] = num
-            if adapter not in pending:
-                used = self.num_used[row]
-                if used < self.num_slots[row]:
-                    self.all_free -= 1
-                self.num_used[row] = used + 1
-                loaded = self._loaded[row]
-                if adapter not in loaded:
-                    loaded.add(adapter)
-                    self._holders.setdefault(adapter, set()).add(row)
-            pending[adapter] = num
+            pending[adapter] = running[row] = num
+            used = self.num_used[row]
+            if used < self.num_slots[row]:
+                self.all_free -= 1
+            self.num_used[row] = used + 1
+            loaded = self._loaded[row]
+            if adapter not in loaded:
+                loaded.add(adapter)
+                self._holders.setdefault(adapter, set()).add(row)
         elif adapter in pending:
             running = self._running[adapter]
             del running[row]
@@ -265,7 +265,8 @@ class Columns:
         for row in self.outdated:
             self.look(row)  # adapters may be in another order
             self._views[row] = _view(*self.taken(row), self._sources[row].fields())
-            self._disown(row)
+            resident, pending = self._states[row]  # the view has these
+            self._states[row] = resident, pending.copy()
         self.outdated.clear()
         return self._views
 
@@ -281,16 +282,13 @@ class Columns:
         return self._facts[row], self._states[row], *load
 
     def keep(self, row: int) -> None:
-        """Remember a row that is about to change."""
-        self.before[row] = self.taken(row)
-        self._disown(row)
+        """Remember a row that is about to change, and count its pending requests on in others."""
+        facts, state = self._facts[row], self._states[row]  # with every pick: no call
+        load = self.num_pending[row], self.done_s[row], self.has_room[row]
+        self.before[row] = facts, state, *load
+        self._states[row] = state[0], state[1].copy()
 
     # --- inside -----------------------------------------------------------------------------
-
-    def _disown(self, row: int) -> None:
-        """Leave the row's pending requests to who has them, and count on in others."""
-        resident, pending = self._states[row]
-        self._states[row] = resident, pending.copy()
 
     def _find(self, model: str) -> Sequence[int]:
         if len(self._listing) >= MAX_MODELS:

@@ -159,7 +159,7 @@ class Views:
             _is_owing=pod.listed.is_owing(is_known=is_known),
             _is_unreachable=pod.health.is_unreachable,
             _is_silent=not (is_known or pod.health.answers),
-            _has_old_report=is_known and pod.reports.belief.is_old,
+            _has_old_report=is_known and pod.reports.trust.is_old,
             _is_asleep=is_asleep,
             _died_at_s=pod.health.died_at_s,
             _engine_version=version,

@@ -22,6 +22,7 @@ from extproc.lab.engine.profiles import as_yaml
 from extproc.lab.trials.whatif import Case, simulate
 from extproc.lab.workload.judge import measure
 from extproc.lab.workload.recorded import read_record
+from tests.commandline import run
 from tests.e2e.harness import RouterProcess
 from tests.e2e.realfleet import PROFILE, SETTINGS, SLO, run_real, small_workload
 from tests.waiting import eventually
@@ -57,7 +58,7 @@ def recorder(path: Path) -> Callable[[RouterProcess], AbstractAsyncContextManage
 
 def whatif(path: Path, profile: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = (*EXTPROC, "whatif", str(path), "--profile", str(profile), *options)
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return run(*command)
 
 
 async def test_a_record_of_real_requests_is_told_by_the_model_and_a_wrong_one_is_refused(

@@ -17,6 +17,7 @@ from extproc.envoy.bootstrap import BodyDelivery, BootstrapOptions, Mode, TlsFil
 from extproc.paths import DEFAULT_INFERENCE_PATHS
 from extproc.stack.stack import find_envoy
 from extproc.wire.httpserver import DEFAULT_HTTP_LIMITS
+from tests.commandline import run
 from tests.pki import Pki
 
 FOLDER = Path(__file__).parents[2] / "envoy"
@@ -414,7 +415,9 @@ def test_with_headers_only_envoy_reads_the_model_and_passes_it_on() -> None:
     names = [each["name"] for each in manager(document)["http_filters"]]
     at = names.index("envoy.filters.http.json_to_metadata")
     assert names[at + 1] == "envoy.filters.http.ext_proc"
-    assert all(each.startswith("inflate-") for each in names[:at]), "the model is read in plain JSON"
+    assert all(each.startswith("inflate-") for each in names[:at]), (
+        "the model is read in plain JSON"
+    )
     forwarded = ext_proc(document)["metadata_options"]["forwarding_namespaces"]["untyped"]
     assert "extproc.request" in forwarded
 
@@ -519,11 +522,8 @@ async def complaint(options: BootstrapOptions, path: Path, slots: asyncio.Semaph
     path.write_text(render(options))
     command = (find_envoy(), "-c", str(path), "--mode", "validate", "--disable-hot-restart")
     async with slots:
-        process = await asyncio.create_subprocess_exec(
-            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-        )
-        output, _ = await process.communicate()
-    return None if process.returncode == 0 else f"{options}: {output.decode()[-1000:]}"
+        done = await asyncio.to_thread(run, *command)
+    return None if done.returncode == 0 else f"{options}: {done.stderr[-1000:]}"
 
 
 @pytest.mark.e2e
