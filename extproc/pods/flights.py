@@ -289,7 +289,10 @@ class Flights:
         if report is not None and report.num_running + report.num_waiting > num_beside:
             num_beside = report.num_running + report.num_waiting
         flight = InFlight(
-            *(pick, at_s, adapter, num_beside),
+            pick,
+            at_s,
+            adapter,
+            num_beside,
             pod=pod,
             trial=trial,
             place=place,
@@ -300,7 +303,13 @@ class Flights:
         num, claim = request.num_sequences, request.claim
         load.num_sequences += num
         load.begin(
-            *(pick.id, adapter, num_bytes, claim.priority, claim._flow, 1, num),
+            pick.id,
+            adapter,
+            num_bytes,
+            claim.priority,
+            claim._flow,
+            1,
+            num,
             num_prompts=num_alike,
             at_s=at_s,
             now=now,
