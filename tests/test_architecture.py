@@ -504,7 +504,7 @@ CEILINGS = {
     "request": 2_749,
     "peers": 1_024,
     "discovery": 1_820,
-    "observe": 2_167,
+    "observe": 2_172,
     "config": 941,
     "service": 858,
     "plugins": 72,
