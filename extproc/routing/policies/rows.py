@@ -47,10 +47,6 @@ class Shown(Columns):
         """Return the rows where an adapter is resident or active."""
         return {row for row, view in enumerate(self._shown) if view.has_loaded(adapter)}
 
-    def few_holders(self, adapter: str) -> Set[int] | None:
-        """Return the same rows."""
-        return self.holders(adapter)
-
     def load_s(self, row: int, adapter: str) -> float:
         """Return how long an adapter's load takes at a row."""
         view = self._shown[row]
