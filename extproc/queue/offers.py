@@ -206,7 +206,9 @@ class Offers:
 
     def behind_until_s(self, request: RequestInfo, now: float) -> float:
         """Return until when a request has to let others go first; `now` where it need not."""
-        return self.line.until_s(request, self._reach.of(request), now) if self.line else now
+        return (
+            self.line.until_s(request, self._reach.of(request), now) if self.line.is_any() else now
+        )
 
     def hear(self, router_id: str, waiting: Waiting, reach: Reach, *, now: float) -> bool:
         """Have requests that wait at another router go first, in place of its earlier ones. Return

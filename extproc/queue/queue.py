@@ -153,10 +153,10 @@ class HoldQueue:
 
     # --- other routers -----------------------------------------------------------------------
 
-    @property
     def lets_others_go(self) -> bool:
-        """Whether somebody waits, here or at another router, whom a newcomer may have to let go."""
-        return bool(self._tickets or self._offers.line)
+        """Return whether somebody waits, here or at another router, whom a newcomer may have to let
+        go."""
+        return bool(self._tickets) or self._offers.line.is_any()
 
     def hear(self, router_id: str, waiting: Waiting, *, now: float, reach: Reach = NOWHERE) -> None:
         """Have those that wait at another router go first, instead of those that did before."""

@@ -74,7 +74,8 @@ class TicketLine:
             self._addresses = addresses
             self._others.clear()
 
-    def __bool__(self) -> bool:
+    def is_any(self) -> bool:
+        """Return whether there are such."""
         return bool(self._own or self._others)
 
     def add(self, priority: int, reach: int, until_s: float) -> None:

@@ -196,7 +196,7 @@ class Router:
             is_new: Held requests are offered room before it, and it waits for those in line.
         """
         queue, models = self.queue, self.models
-        lets_others_go = is_new and queue.lets_others_go
+        lets_others_go = is_new and queue.lets_others_go()
         if lets_others_go and queue.is_due(now):
             self.offer(now=now)
         known = models.identify(request, self.picker.uses_cached_bytes, now)

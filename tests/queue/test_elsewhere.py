@@ -56,7 +56,7 @@ def behind_s(scene: Scene, priority: int = 0, *, at_s: float | None = None) -> f
 def test_a_lower_priority_lets_a_higher_one_go_first() -> None:
     scene = other(waits())
 
-    assert scene.queue.lets_others_go
+    assert scene.queue.lets_others_go()
     assert behind_s(scene) == pytest.approx(SLOT_HOLD_S - scene.now)
     assert behind_s(scene, at_s=-1.0) > behind_s(scene, GOLD) == 0
 
@@ -74,7 +74,7 @@ def test_those_below_0_wait_as_long_as_anybody_does_and_go_when_nobody_does() ->
 
     assert (before, behind) == ([], inf)
     assert scene.sent == ["idle"]
-    assert not scene.queue.lets_others_go
+    assert not scene.queue.lets_others_go()
 
 
 @pytest.mark.parametrize(

@@ -775,8 +775,8 @@ def test_clients_see_where_an_adapter_s_files_are_only_if_the_operator_wants_it(
 def test_where_nothing_is_declared_what_pods_list_may_be_refused_all_the_same() -> None:
     refusing = Catalog(CatalogSettings(undeclared=Undeclared.REFUSE))
 
-    assert Catalog().admits_all
-    assert not refusing.admits_all
+    assert Catalog().admits_all()
+    assert not refusing.admits_all()
     assert not refusing.admits("a", ModelCard("a", parent=BASE))
 
 
