@@ -171,7 +171,8 @@ class Prices:
                 homes = self._first_homes.all(adapter, addresses)
             elif len(holders) <= _FEW:  # in front of all rows in order
                 seen, has_all_seen = holders, True
-                before += [(~first[row], row) for row in holders if row not in running]
+                few = [(~first[row], row) for row in holders if row not in running]
+                before += sorted(few, reverse=True)  # the next to home is mostly the best
         else:
             every = self._first_homes.all(adapter, addresses)
             homes = filter(set(rows).__contains__, every)

@@ -134,15 +134,14 @@ def next_rows(
     """
     pending, found, most = columns.num_pending, [*chosen], 1 + num
     for rows in among:
-        is_all = len(rows) == len(pending)
-        if is_all and len(holders) < most:  # the usual: no loop over all of them
+        if len(rows) == len(pending):  # the usual: a loop over the holders alone
             counts, num_left = pending.copy(), len(pending) - len(found)
             for row in holders:
                 counts[row] -= _MANY
             for row in found:
                 counts[row] = _MANY
         else:
-            rows = [row for row in (sorted(holders) if is_all else rows) if row not in found]
+            rows = [row for row in rows if row not in found]
             counts = [pending[row] - _MANY if row in holders else pending[row] for row in rows]
             num_left = len(counts)
         for _ in range(min(most - len(found), num_left)):
