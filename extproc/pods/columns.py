@@ -20,6 +20,7 @@ from typing import Any, Protocol, overload
 
 from msgspec.structs import replace
 
+from extproc.address import is_in_subset
 from extproc.costs import DEFAULT, Costs
 from extproc.types import EndpointView
 
@@ -71,6 +72,7 @@ class Columns:
     __slots__ = (
         *("_facts", "_holders", "_least", "_listing"),
         *("_loaded", "_num_open", "_open", "_own", "_running", "_sources", "_states", "_views"),
+        "_within",
         *("addresses", "all_free", "all_slots", "costs", "done_s", "has_room", "is_open", "moved"),
         *("num_pending", "num_slots", "num_used", "outdated", "rows", "s_per_byte"),
     )
@@ -97,6 +99,7 @@ class Columns:
         self._holders: dict[str, set[int]] = {}
         self._listing: dict[str, Sequence[int]] = {}
         self._open: dict[str, Sequence[int]] = {}
+        self._within: dict[str, tuple[frozenset[str], Sequence[int], Sequence[int]]] = {}
         self._least: tuple[float, float] | None = None
 
     # --- facts that arrive -------------------------------------------------------------------
@@ -196,6 +199,15 @@ class Columns:
             found = self._open[model] = [row for row in rows if self.is_open[row]]
         return found
 
+    def rows_within(self, model: str, subset: frozenset[str]) -> Sequence[int]:
+        """Return the same of those in a subset: at once, if it is the object of the last time."""
+        rows, addresses = self.open_rows(model), self.addresses
+        found = self._within.get(model)
+        if found is None or found[0] is not subset or found[1] is not rows:
+            within = [row for row in rows if is_in_subset(addresses[row], subset)]
+            found = self._within[model] = subset, rows, within
+        return found[2]
+
     def running(self, adapter: str) -> Mapping[int, int]:
         """Return the unfinished requests for an adapter, by the rows where it has some."""
         return self._running.get(adapter, _NO_ROWS)
@@ -254,8 +266,7 @@ class Columns:
 
     def _find(self, model: str) -> Sequence[int]:
         if len(self._listing) >= MAX_MODELS:
-            self._listing.clear()
-            self._open.clear()
+            self._forget_rows()
         facts = self._facts
         lists = [each.registered for each in facts]
         rows = [row for row, names in enumerate(lists) if names and model in names]
@@ -264,10 +275,14 @@ class Columns:
         found = self._listing[model] = every if len(rows) == len(facts) else rows
         return found
 
+    def _forget_rows(self) -> None:
+        self._listing.clear()
+        self._open.clear()
+        self._within.clear()
+
     def _set_facts(self, row: int, before: EndpointView, facts: EndpointView) -> None:
         if facts.registered is not before.registered:
-            self._listing.clear()
-            self._open.clear()
+            self._forget_rows()
         costs = facts.costs
         if costs is not self.costs[row]:
             self.costs[row], self.s_per_byte[row] = costs, costs.prompt_s_per_byte

@@ -60,7 +60,10 @@ class Chaos:
             for name in list(pod.pending):
                 if rng.random() < 0.5:
                     del pod.pending[name]
+        told = {name: world.planner.holders(name) for name in self.versions}
+        world.planner.forget_holders()
         for name in self.versions:
+            assert world.planner.holders(name) == told[name], "as if looked for anew"
             served, holders = world.planner.serving(name), sorted(world.planner.holders(name))
             if served is not None and holders and rng.random() < 0.7:
                 chosen = world.pods[rng.choice(holders)]
