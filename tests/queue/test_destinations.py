@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.queue import Destinations, reach
+from extproc.queue import Destinations, destinations
 from extproc.types import RequestInfo
 from tests.builders import endpoint_view
 
@@ -55,7 +55,7 @@ def test_a_request_reaches_each_endpoint_that_has_its_model_and_is_allowed(
 
 
 def test_where_many_requests_may_go_is_remembered_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach, "MAX_KNOWN", 2)
+    monkeypatch.setattr(destinations, "MAX_KNOWN", 2)
     made = Destinations(PODS)
 
     for _ in range(2):
