@@ -270,7 +270,7 @@ def test_first_tokens_are_told_by_adapter_the_latest_first() -> None:
         chosen = pick(info=request(model), id=f"r-{number}")
         scene.decide(chosen)
         entry = completion(chosen.id, first_body_byte_s=first_s, duration_s=5.0)
-        scene.decisions.ended(chosen, PickEnd(Outcome.COMPLETED, 1.0, entry))
+        scene.decisions.ended(Ended(chosen, Outcome.COMPLETED, entry), 1.0)
     scene.decide(pick(info=request("under way"), id="r-9"))
     scene.decide(saturated("a", 1))
 

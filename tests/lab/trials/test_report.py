@@ -60,13 +60,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = out / "tiny.yaml"
     path.write_text(
         suite_text(
-<<<<<<< HEAD
             about="Two <pods> & a gateway.",
-=======
-            about="Two <servers> & a gateway.",
             num_requests=20,
             rates_rps=[8],
->>>>>>> main
             sweeps=[{**sweep("workload", "num_adapters", 4), "values": [4, 8]}],
         )
     )
