@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated
@@ -11,29 +12,37 @@ import typer
 
 from extproc.commands.failure import FAILED, failure
 from extproc.files.reading import read_text
+from extproc.lab.calibration.fromrecord import FITTED, fit_record
 from extproc.lab.engine.profiles import PROFILES, EngineProfile, read_profile
 from extproc.lab.fleet.settings import FleetSettings
 from extproc.lab.trials.prospects import Prospect, prospects
 from extproc.lab.trials.table import line
-from extproc.lab.trials.whatif import Case, Told, advice, simulate, told
+from extproc.lab.trials.whatif import Case, Told, advice, missing_s, simulate, told, without_times
 from extproc.lab.workload.intervals import Interval
 from extproc.lab.workload.judge import Slo
 from extproc.lab.workload.recorded import Record, read_record
 from extproc.lab.workload.running import FleetResult
 from extproc.plugins import PolicyError
 
+FITTED_FROM = "h100-8b"
+"""The profile that has what a record does not say: sizes and limits."""
+_CALIBRATE = "`extproc lab calibrate` on one of the pods writes one"
+_ADDED = "network, Envoy, router and the pods' servers"
 _PEER_DELAY_S = 0.005
 """Of several routers, which tell each other (`extproc.lab.fleet.settings`)."""
 
 
 def whatif(
-    record: Annotated[Path, typer.Argument(help="File that `extproc lab record` wrote.")],
+    record: Annotated[
+        Path, typer.Argument(help="File that `extproc lab record` wrote, or a trace.")
+    ],
     profile: Annotated[
         str,
         typer.Option(
-            help=f"Costs of the engine: the file of `lab calibrate`, or {', '.join(PROFILES)}."
+            help=f"Costs of the engine: the file of `lab calibrate`, or {', '.join(PROFILES)}; by "
+            "default costs that are fitted to the first half of the record."
         ),
-    ],
+    ] = "",
     pods: Annotated[
         str, typer.Option(help="Numbers of pods, as 6,8,10; by default that of the record.")
     ] = "",
@@ -49,8 +58,13 @@ def whatif(
         typer.Option(min=1, help="The pods' --max-cpu-loras; by default as many as slots."),
     ] = None,
     added_ms: Annotated[
-        float, typer.Option(min=0, help="Time that network and Envoy add to a first token, ms.")
-    ] = 0.0,
+        float | None,
+        typer.Option(
+            min=0,
+            help="Time that network, Envoy, router and the pods' servers add to a first token, ms; "
+            "by default what the fast requests of the record say.",
+        ),
+    ] = None,
     requests: Annotated[
         int, typer.Option(min=100, help="Requests to send: the busiest stretch of the record.")
     ] = 5_000,
@@ -65,33 +79,62 @@ def whatif(
     25 %, it says what to calibrate, promises nothing, and ends with status 1.
     """
     try:
-        costs = _profile(profile)
-        whole = read_record(record, max_total_tokens=costs.max_model_len)
+        base = _profile(profile or FITTED_FROM)
+        whole = read_record(record, max_total_tokens=base.max_model_len)
         chosen = whole.busiest(requests)
         cases = cases_of(chosen, policy or ["least_harm"], _numbers(pods), _numbers(slots))
+        typer.echo(_about(whole, chosen))
         settings = FleetSettings(
             num_routers=chosen.num_routers,
             peer_delay_s=_PEER_DELAY_S if chosen.num_routers > 1 else None,
-            profile=costs,
+            profile=base if profile else _fitted(chosen, base, cases[0].max_loras, cpu_loras),
             max_cpu_loras=cpu_loras,
         )
-        typer.echo(_about(whole, chosen))
-        result = simulate(chosen, settings, cases[0], added_s=added_ms / 1e3)
-        compared = told(chosen, result)
-        typer.echo(f"\nHow well the model tells what happened ({cases[0].policy}):\n")
-        typer.echo(told_table(compared))
-        if said := advice(compared):
-            raise failure(said, FAILED)
+        added_s = (added_ms or 0.0) / 1e3
+        if added_ms is None:
+            added_s = missing_s(chosen, simulate(chosen, settings, cases[0]))
+        typer.echo(f"{1e3 * added_s:.1f} ms are added to each predicted first token: {_ADDED}.")
+        result = simulate(chosen, settings, cases[0], added_s=added_s)
+        if why := without_times(chosen):
+            typer.echo(f"\nNobody knows how well the model tells this: {why}. No promise.")
+        else:
+            # A model is not judged by what it was fitted to.
+            seen = result if profile else replace(result, warm_up_s=_middle_s(chosen))
+            compared = told(chosen, seen)
+            typer.echo(f"\nHow well the model tells what happened ({cases[0].policy}):\n")
+            typer.echo(told_table(compared))
+            if said := advice(compared):
+                raise failure(said, FAILED)
         typer.echo("\nWhat it would have been, with 95 % intervals:\n")
 
         def run(case: Case) -> FleetResult:
-            if case == cases[0]:
-                return result
-            return simulate(chosen, settings, case, added_s=added_ms / 1e3)
+            return result if case == cases[0] else simulate(chosen, settings, case, added_s=added_s)
 
         typer.echo(prospect_table(prospects(cases, run, Slo(ttft, tpot))))
     except (PolicyError, OSError, ValueError, TypeError) as error:
         raise failure(error, FAILED) from error
+
+
+def _fitted(
+    record: Record, base: EngineProfile, max_loras: int, max_cpu_loras: int | None
+) -> EngineProfile:
+    """Fit costs to the first half of a record, and say so.
+
+    Raises:
+        ValueError: There is too little to fit them to, or they do not fit.
+    """
+    half = [each for each in record.requests if each.arrival.at_s < _middle_s(record)]
+    try:
+        fitted = fit_record(half, base, max_loras=max_loras, max_cpu_loras=max_cpu_loras)
+    except ValueError as error:
+        raise ValueError(f"{error}. Give a --profile: {_CALIBRATE}") from error
+    typer.echo(f"\nNo --profile: its costs are {fitted.provenance}.")
+    typer.echo(", ".join(f"{name} {getattr(fitted, name):.3g}" for name in FITTED))
+    return fitted
+
+
+def _middle_s(record: Record) -> float:
+    return record.requests[len(record.requests) // 2].arrival.at_s
 
 
 def _profile(name: str) -> EngineProfile:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,8 @@ def requests_of(record: Record) -> list[str]:
             prompt_tokens=each.arrival.prompt_tokens,
             output_tokens=each.arrival.output_tokens,
             ttft_s=each.ttft_s,
-            duration_s=(each.ttft_s or 0.0)
-            + (each.tpot_s or 0.0) * (each.arrival.output_tokens - 1),
+            duration_s=each.duration_s,
+            pod=each.pod,
         )
         for each in record.requests
     ]
@@ -76,6 +77,36 @@ def test_a_wrong_profile_ends_with_what_to_calibrate_and_no_table(path: Path) ->
     assert result.exit_code == 1
     assert "Calibrate the steps" in result.output
     assert "would have been" not in result.output
+
+
+def test_without_a_profile_one_is_fitted_and_the_other_half_tells_how_good_it_is(
+    path: Path,
+) -> None:
+    result = whatif(path, "--policy", "random")
+
+    assert result.exit_code == 0, result.output
+    assert re.search(r"fitted to \d+ recorded requests, .* error of [0-2]\.\d%", result.output)
+    assert "step_s 0.0" in result.output
+    assert "What it would have been" in result.output
+
+
+def test_a_record_too_small_for_a_profile_asks_for_one(tmp_path: Path) -> None:
+    lines = requests_of(made_record())[:100]
+    small = write(tmp_path, *lines, pods=PODS, routers=[{"num_decisions_missed": 0}])
+    result = whatif(small)
+
+    assert result.exit_code == 1
+    assert "too few for a profile" in result.output
+    assert "Give a --profile" in result.output
+
+
+def test_a_record_without_times_gets_figures_and_no_promise(tmp_path: Path) -> None:
+    lines = [row(arrival_s=n / 10, ttft_s="", duration_s="") for n in range(200)]
+    result = whatif(write(tmp_path, *lines, pods=PODS), "--profile", "h100-8b")
+
+    assert result.exit_code == 0, result.output
+    assert "Nobody knows how well the model tells this: the record has no times" in result.output
+    assert "| `least_harm` |" in result.output
 
 
 @pytest.mark.parametrize(

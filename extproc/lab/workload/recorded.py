@@ -23,12 +23,16 @@ class RecordedRequest:
 
     Attributes:
         tpot_s: Mean time per token after the first.
+        duration_s: Until the last byte.
+        pod: That it went to; "" where unknown.
     """
 
     arrival: Arrival
     ttft_s: float | None
     tpot_s: float | None
     policy: str
+    duration_s: float | None = None
+    pod: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +145,7 @@ def _request(row: Mapping[str, str]) -> RecordedRequest:
     ttft_s, end_s = _seconds(row["ttft_s"]), _seconds(row["duration_s"])
     is_timed = ttft_s is not None and end_s is not None and tokens >= MIN_TPOT_TOKENS
     tpot_s = (end_s - ttft_s) / (tokens - 1) if is_timed else None  # type: ignore[operator]
-    return RecordedRequest(arrival, ttft_s, tpot_s, row["policy"])
+    return RecordedRequest(arrival, ttft_s, tpot_s, row["policy"], end_s, row["pod"])
 
 
 def _seconds(text: str) -> float | None:
