@@ -53,6 +53,13 @@ def whatif(
         list[str] | None,
         typer.Option(help="Policy to compare with the recorded one; may be repeated."),
     ] = None,
+    in_force: Annotated[
+        str,
+        typer.Option(
+            help="Policy that chose the recorded pods, where the record does not have it: of "
+            "Envoy's balancers, least_request_p2c, round_robin or random."
+        ),
+    ] = "",
     cpu_loras: Annotated[
         int | None,
         typer.Option(min=1, help="The pods' --max-cpu-loras; by default as many as slots."),
@@ -80,7 +87,7 @@ def whatif(
     """
     try:
         base = _profile(profile or FITTED_FROM)
-        whole = read_record(record, max_total_tokens=base.max_model_len)
+        whole = read_record(record, max_total_tokens=base.max_model_len, policy=in_force)
         chosen = whole.busiest(requests)
         cases = cases_of(chosen, policy or ["least_harm"], _numbers(pods), _numbers(slots))
         typer.echo(_about(whole, chosen))
@@ -161,24 +168,33 @@ def cases_of(
     """Return the recorded case, and then every other of these.
 
     Raises:
-        ValueError: The record does not have the pods' slots, and none are given.
+        ValueError: The record does not have the pods or their slots, and none are given.
     """
     own = record.max_loras or (slots[0] if slots else None)
     if own is None:
         raise ValueError("the record has no number of adapter slots, or several: give --slots")
-    first = Case(record.policy, record.num_pods, own)
-    combined = product((record.policy, *policies), pods or (first.num_pods,), slots or (own,))
+    num_pods = record.num_pods or (pods[0] if pods else None)
+    if num_pods is None:
+        raise ValueError("the record has no pods: give --pods")
+    first = Case(record.policy or policies[0], num_pods, own)
+    combined = product((first.policy, *policies), pods or (num_pods,), slots or (own,))
     return list(dict.fromkeys((first, *(Case(*each) for each in combined))))
 
 
 def _about(whole: Record, chosen: Record) -> str:
     seconds = chosen.requests[-1].arrival.at_s
+    names = any(each.arrival.adapter for each in chosen.requests)
     broken = "" if whole.is_whole else "; it broke off: its pods are those that answered"
-    return (
-        f"{len(chosen.requests)} of {len(whole.requests)} requests, "
-        f"{len(chosen.requests) / max(seconds, 1e-9):.1f} a second, "
+    where = (
         f"to {whole.num_pods} pods by {whole.num_routers} router(s). {whole.num_left_out} were "
         f"refused, failed or had no end, {whole.num_missing} decisions are missing{broken}."
+        if whole.num_pods
+        else f"of a trace without pods. {whole.num_left_out} were too long."
+    )
+    return (
+        f"{len(chosen.requests)} of {len(whole.requests)} requests, "
+        f"{len(chosen.requests) / max(seconds, 1e-9):.1f} a second, {where}"
+        + ("" if names else " It names no adapters: nobody knows what loads and slots would cost.")
     )
 
 

@@ -20,7 +20,9 @@ from extproc.types import Outcome, Pick
 from extproc.wire.rpc import Code
 from tests.lab.trials.virtualrecord import made_record
 from tests.lab.workload.test_recorded import row, write
+from tests.observe.test_envoylog import entry
 from tests.observe.test_watchclient import picked, serving
+from tests.pages import ROOT
 from tests.waiting import beside, eventually
 
 
@@ -126,6 +128,49 @@ def test_what_cannot_be_asked_is_said(options: tuple[str, ...], words: str, path
 def test_slots_that_nobody_knows_are_asked_for(tmp_path: Path) -> None:
     unknown = write(tmp_path, row(), pods=[{**PODS[0], "max_loras": 0}])
     assert "give --slots" in whatif(unknown, "--profile", "h100-8b").output
+
+
+TRACE = "--profile", "h100-8b", "--pods", "2", "--slots", "4", "--requests", "100"
+
+
+@pytest.mark.parametrize(("name", "is_named"), [("arena27", True), ("azure_conv_2023", False)])
+def test_a_public_trace_gets_figures_and_what_it_does_not_tell(name: str, is_named: bool) -> None:
+    trace = ROOT / "loadtest" / "data" / f"{name}.csv"
+    result = whatif(trace, *TRACE)
+
+    assert result.exit_code == 0, result.output
+    assert "of a trace without pods" in result.output
+    assert "No promise" in result.output
+    assert ("names no adapters" in result.output) is not is_named
+    assert "give --pods" in whatif(trace, "--profile", "h100-8b", "--slots", "4").output
+
+
+def test_a_log_of_envoy_is_recorded_and_asked_about(tmp_path: Path) -> None:
+    """Its policy is not in it."""
+    log, path = tmp_path / "requests.json", tmp_path / "traffic.csv"
+    entries = [
+        entry(
+            start_s=1e9 + each.arrival.at_s,
+            model=each.arrival.adapter,
+            pod=each.pod,
+            prompt_bytes=4 * each.arrival.prompt_tokens,
+            output_bytes=160 * each.arrival.output_tokens,
+            first_byte_us=1e6 * (each.ttft_s or 0.0),
+            duration_ms=1e3 * (each.duration_s or 0.0),
+        )
+        for each in made_record().requests
+    ]
+    log.write_text("\n".join([*entries, "no entry", entries[-1]]))
+    recorded = CliRunner().invoke(lab_app, ["record", "--envoy-log", str(log)])
+    path.write_text(recorded.stdout)
+    known = "--profile", "h100-8b", "--slots", "2"
+    nameless = whatif(path, *known)
+    result = whatif(path, *known, "--in-force", "founding")
+
+    assert "411 requests on 2 pods" in recorded.stderr
+    assert "missing: 1 decisions" in recorded.stderr
+    assert "does not say which policy" in nameless.output
+    assert (result.exit_code, " OFF" in result.output) == (0, False), result.output
 
 
 async def test_a_router_s_decisions_are_written_and_lost_connections_counted() -> None:
