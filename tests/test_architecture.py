@@ -511,7 +511,7 @@ CEILINGS = {
     "plugins": 72,
     "stack": 281,
     "lab": 6_370,
-    "commands": 2_330,
+    "commands": 2_335,
     "address": 53,
     "bounds": 29,
     "costs": 41,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,9 @@ from extproc.files.reading import read_text
 from extproc.lab.calibration.fromrecord import FITTED, fit_record
 from extproc.lab.engine.profiles import PROFILES, EngineProfile, read_profile
 from extproc.lab.fleet.settings import FleetSettings
+from extproc.lab.trials.charts import COLOURS, Bar, bar_chart
 from extproc.lab.trials.prospects import Prospect, prospects
+from extproc.lab.trials.report import templates
 from extproc.lab.trials.table import line
 from extproc.lab.trials.whatif import Case, Told, advice, missing_s, simulate, told, without_times
 from extproc.lab.workload.intervals import Interval
@@ -28,6 +31,12 @@ FITTED_FROM = "h100-8b"
 """The profile that has what a record does not say: sizes and limits."""
 _CALIBRATE = "`extproc lab calibrate` on one of the pods writes one"
 _ADDED = "network, Envoy, router and the pods' servers"
+TOLD = "time", "of", "recorded, ms", "predicted, ms", "difference"
+PROSPECTS = (
+    *("policy", "pods", "slots", "served well, %", "more than recorded, points"),
+    *("TTFT p50, ms", "TTFT p99, ms", "loads/1,000", "worst adapter, %"),
+)
+Rows = list[tuple[str, ...]]
 _PEER_DELAY_S = 0.005
 """Of several routers, which tell each other (`extproc.lab.fleet.settings`)."""
 
@@ -79,6 +88,9 @@ def whatif(
         float, typer.Option(help="Longest time to the first token of a request served well, s.")
     ] = 0.5,
     tpot: Annotated[float, typer.Option(help="Longest time per token after it, s.")] = 0.05,
+    html: Annotated[
+        bool, typer.Option("--html", help="Also write the tables and charts as a page beside it.")
+    ] = False,
 ) -> None:
     """Say what other policies, pods or slots would make of recorded traffic, in virtual time.
 
@@ -102,14 +114,17 @@ def whatif(
             added_s = missing_s(chosen, simulate(chosen, settings, cases[0]))
         typer.echo(f"{1e3 * added_s:.1f} ms are added to each predicted first token: {_ADDED}.")
         result = simulate(chosen, settings, cases[0], added_s=added_s)
+        rows, doubt = Rows(), ""
         if why := without_times(chosen):
-            typer.echo(f"\nNobody knows how well the model tells this: {why}. No promise.")
+            doubt = f"Nobody knows how well the model tells this: {why}. No promise."
+            typer.echo(f"\n{doubt}")
         else:
             # A model is not judged by what it was fitted to.
             seen = result if profile else replace(result, warm_up_s=_middle_s(chosen))
             compared = told(chosen, seen)
             typer.echo(f"\nHow well the model tells what happened ({cases[0].policy}):\n")
-            typer.echo(told_table(compared))
+            rows = told_rows(compared)
+            typer.echo(_table(TOLD, rows))
             if said := advice(compared):
                 raise failure(said, FAILED)
         typer.echo("\nWhat it would have been, with 95 % intervals:\n")
@@ -117,7 +132,25 @@ def whatif(
         def run(case: Case) -> FleetResult:
             return result if case == cases[0] else simulate(chosen, settings, case, added_s=added_s)
 
-        typer.echo(prospect_table(prospects(cases, run, Slo(ttft, tpot))))
+        found = list(prospects(cases, run, Slo(ttft, tpot)))
+        typer.echo(_table(PROSPECTS, prospect_rows(found)))
+        if html:
+            text = (
+                templates()
+                .get_template("whatif.html")
+                .render(
+                    about=_about(whole, chosen),
+                    doubt=doubt,
+                    told_heads=TOLD,
+                    told_rows=rows,
+                    heads=PROSPECTS,
+                    rows=prospect_rows(found),
+                    bars=_bars(found),
+                    provenance=settings.profile.provenance,
+                )
+            )
+            record.with_suffix(".html").write_text(text, encoding="utf-8")
+            typer.echo(record.with_suffix(".html"))
     except (PolicyError, OSError, ValueError, TypeError) as error:
         raise failure(error, FAILED) from error
 
@@ -198,10 +231,10 @@ def _about(whole: Record, chosen: Record) -> str:
     )
 
 
-def told_table(compared: Sequence[Told]) -> str:
-    """Format the recorded times beside the predicted ones, in milliseconds."""
-    rows = [
-        line(
+def told_rows(compared: Sequence[Told]) -> Rows:
+    """Return the recorded times beside the predicted ones, in milliseconds."""
+    return [
+        (
             each.what,
             each.of,
             f"{1e3 * each.recorded_s:.1f}",
@@ -210,18 +243,12 @@ def told_table(compared: Sequence[Told]) -> str:
         )
         for each in compared
     ]
-    head = line("time", "of", "recorded, ms", "predicted, ms", "difference")
-    return "\n".join([head, "|---" * 5 + "|", *rows])
 
 
-def prospect_table(found: Iterable[Prospect]) -> str:
-    """Format what each case would have given."""
-    heads = (
-        *("policy", "pods", "slots", "served well, %", "more than recorded, points"),
-        *("TTFT p50, ms", "TTFT p99, ms", "loads/1,000", "worst adapter, %"),
-    )
-    rows = [
-        line(
+def prospect_rows(found: Iterable[Prospect]) -> Rows:
+    """Return what each case would have given."""
+    return [
+        (
             f"`{each.case.policy}`",
             str(each.case.num_pods),
             str(each.case.max_loras),
@@ -234,9 +261,32 @@ def prospect_table(found: Iterable[Prospect]) -> str:
         )
         for each in found
     ]
-    return "\n".join([line(*heads), "|---" * len(heads) + "|", *rows])
 
 
-def _cell(interval: Interval, factor: float) -> str:
-    low, high = interval.low or 0.0, interval.high or 0.0
-    return f"{factor * interval.mean:.1f} ({factor * low:.1f} to {factor * high:.1f})"
+def _table(heads: Sequence[str], rows: Rows) -> str:
+    return "\n".join([line(*heads), "|---" * len(heads) + "|", *(line(*row) for row in rows)])
+
+
+def _cell(value: Interval, factor: float) -> str:
+    mean, low, high = (factor * (each or 0.0) for each in (value.mean, value.low, value.high))
+    return f"{mean:.1f} ({low:.1f} to {high:.1f})"
+
+
+def _bars(found: Sequence[Prospect]) -> list[tuple[str, str, str]]:
+    """Return the charts of a page, each with its title and no note."""
+    cases = [
+        (f"{e.case.policy}, {e.case.num_pods} pods, {e.case.max_loras} slots", e) for e in found
+    ]
+    figures = (
+        ("requests served well, %", 100, attrgetter("served_well")),
+        ("time to first token, 99th percentile, ms", 1e3, attrgetter("ttft_p99_s")),
+    )
+    return [
+        ("", bar_chart([_bar(name, of(e), factor) for name, e in cases], label), "")
+        for label, factor, of in figures
+    ]
+
+
+def _bar(name: str, value: Interval, factor: float) -> Bar:
+    low, high = (factor * (each or 0.0) for each in (value.low, value.high))
+    return name, factor * value.mean, low, high, COLOURS[0]

@@ -92,6 +92,18 @@ def test_without_a_profile_one_is_fitted_and_the_other_half_tells_how_good_it_is
     assert "What it would have been" in result.output
 
 
+def test_a_page_has_both_tables_and_the_charts(path: Path) -> None:
+    result = whatif(path, "--profile", "h100-8b", "--policy", "random", "--html")
+    page = path.with_suffix(".html").read_text()
+
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines()[-1] == str(path.with_suffix(".html"))
+    assert "410 of 410 requests" in page
+    assert page.count("<table>") == page.count("<svg") == 2
+    for cell in ("recorded, ms", "<td>`random`</td>", "random, 2 pods, 2 slots"):
+        assert cell in page
+
+
 def test_a_record_too_small_for_a_profile_asks_for_one(tmp_path: Path) -> None:
     lines = requests_of(made_record())[:100]
     small = write(tmp_path, *lines, pods=PODS, routers=[{"num_decisions_missed": 0}])
@@ -104,11 +116,12 @@ def test_a_record_too_small_for_a_profile_asks_for_one(tmp_path: Path) -> None:
 
 def test_a_record_without_times_gets_figures_and_no_promise(tmp_path: Path) -> None:
     lines = [row(arrival_s=n / 10, ttft_s="", duration_s="") for n in range(200)]
-    result = whatif(write(tmp_path, *lines, pods=PODS), "--profile", "h100-8b")
+    result = whatif(write(tmp_path, *lines, pods=PODS), "--profile", "h100-8b", "--html")
 
     assert result.exit_code == 0, result.output
     assert "Nobody knows how well the model tells this: the record has no times" in result.output
     assert "| `least_harm` |" in result.output
+    assert "No promise" in (tmp_path / "traffic.html").read_text()
 
 
 @pytest.mark.parametrize(
