@@ -25,7 +25,7 @@ help:
 	@echo 'make proto      generates extproc/gen from protos/'
 	@echo 'make docs       generates the pages of reference in docs/, the chart'\''s schema and the release notes'
 	@echo 'make site       builds the pages in docs/ as a site, in build/site'
-	@echo 'make manifests  renders manifests/ from charts/extproc'
+	@echo 'make manifests  renders manifests/ from charts/extproc, and compose'\''s Envoy'
 	@echo 'make bench      the cost of a request, compared with an empty grpc.aio server (docs/performance.md)'
 	@echo 'make bench-instructions  instructions of a request by stage, and the price of each default'
 	@echo 'make bench-decisions  the cost of a decision alone, with up to 1,000 pods'

@@ -52,6 +52,7 @@ _IN_FLIGHT_PER_POD = 8
 _DECISIONS_PER_S = 500
 _SCRAPES_PER_S = 20
 _PICKS_PER_SCRAPE = 6  # of a pod, by all routers: one that says nothing gets few
+_MAX_REST_S = 2.0  # of a pod: it is asked as often as that
 _NUM_DECISIONS = 1_000  # the first fifth does not count
 _FILL_S = 4.0  # until the first prompts are computed, and adapters loaded
 _POLICY_S = 60.0  # from the start of one policy to the next's
@@ -206,7 +207,8 @@ def told_rows(size: tuple[int, int]) -> Iterator[list[str]]:
     fleet, start_s = Fleet(*size), 0.0
     for num_peers in _NUM_PEERS:
         start_s += _POLICY_S
-        scrapes = (1 + num_peers) / _PICKS_PER_SCRAPE
+        picks = 1 + num_peers
+        scrapes = picks * max(1 / _PICKS_PER_SCRAPE, size[0] / _DECISIONS_PER_S / _MAX_REST_S)
         times = _times(
             *(POLICIES[-1], fleet, [Catalog()], start_s),
             num_peers=num_peers,

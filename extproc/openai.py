@@ -4,13 +4,12 @@ responses."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from heapq import merge
 
 import msgspec
 
 from extproc.errors import RequestError
-from extproc.passes import last
 from extproc.types import ModelCard, Reason, Rejection
 
 MAX_MODEL_BYTES = 256
@@ -83,18 +82,15 @@ NAMES_A_PASS = 128
 _SORTED_A_PASS = 8 * NAMES_A_PASS  # in C
 
 
-def models_body(cards: Iterable[ModelCard], encoded: Encoded | None = None) -> bytes:
-    """Return the body of `GET /v1/models`: base models first, then adapters, each by id.
-
-    A card that equals its `encoded` one is not encoded again; new ones are kept there.
-    """
-    return last(list_in_passes({card.id: card for card in cards}, encoded))
-
-
 def list_in_passes(
     cards: Mapping[str, ModelCard], encoded: Encoded | None = None
 ) -> Iterator[bytes]:
-    """Yield b"" after each pass, and in the end the same body."""
+    """Yield b"" after each pass, and in the end the body of `GET /v1/models`.
+
+    Base models come first, then adapters, each by id.
+
+    A card that equals its `encoded` one is not encoded again; new ones are kept there.
+    """
     kept = {} if encoded is None else encoded
     bases, adapters, pieces, names = list[bytes](), list[bytes](), list[bytes](), list(cards)
     starts = range(0, len(names), _SORTED_A_PASS)

@@ -187,7 +187,8 @@ class EndpointView(Struct, frozen=True, gc=False):
             or that can wait.
         _is_suspect: It has failed its last requests, and others hardly any: gets single requests
             that others can take.
-        _has_old_report: The last report shows requests that nobody has there (`foreign.Belief`).
+        _has_old_report: The last report shows requests that nobody has there
+            (`foreign.ReportTrust`).
         _response_s: Mean time of this router's latest responses there, from the pick to the last
             byte; None before the first.
     """

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 from math import inf
 from typing import Any
 
+from extproc.openai import Encoded, list_in_passes
+from extproc.passes import last
 from extproc.pods.completion import Completion
 from extproc.pods.flights import Trust
 from extproc.pods.listeners import PickObserver
@@ -161,3 +163,8 @@ def request_headers(
     """The headers of a completion request whose body comes BUFFERED."""
     pseudo = {":method": method, ":path": path, "content-type": "application/json"}
     return RequestHeaders({**pseudo, **(headers or {})}, body_mode=body_mode, **fields)
+
+
+def models_body(cards: Iterable[ModelCard], encoded: Encoded | None = None) -> bytes:
+    """The body of `GET /v1/models`, made at once."""
+    return last(list_in_passes({card.id: card for card in cards}, encoded))

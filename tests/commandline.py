@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from typer.testing import CliRunner, Result
 
@@ -23,6 +24,22 @@ GONE_WITHIN_S = 60.0
 def invoke(*arguments: str, given: str | None = None) -> Result:
     """Run a command in this process; `given` is its standard input."""
     return CliRunner().invoke(app, list(arguments), input=given)
+
+
+def run(
+    *command: str | Path, within_s: float = 120.0, **more: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, and keep what it says."""
+    return subprocess.run(
+        [*map(str, command)], capture_output=True, text=True, timeout=within_s, **more
+    )
+
+
+def output_of(*command: str | Path, **more: Any) -> str:
+    """Return what a program prints that ends well."""
+    done = run(*command, **more)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def error_line(result: Result) -> str:

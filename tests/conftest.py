@@ -5,8 +5,9 @@ import math
 import os
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from hypothesis import settings
@@ -20,10 +21,19 @@ for name in ("COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "TTY_COMPA
 FEW, MANY = 15, 100
 """Examples of a property: in each run, and where there is time (`make coverage`)."""
 
+T = TypeVar("T")
+
 # No deadline: a slow machine is no failure, and benchmarks measure time.
 settings.register_profile("few", deadline=None, max_examples=FEW)
 settings.register_profile("many", deadline=None, max_examples=MANY)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few"))
+IS_THOROUGH = settings().max_examples > FEW
+
+
+def some(cases: Iterable[T], num: int) -> list[T]:
+    """Return so many of the cases of a property, spread over all; all where there is time."""
+    found = list(cases)
+    return found if IS_THOROUGH else found[:: -(-len(found) // num)]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -59,11 +59,11 @@ class OtherRouter:
     def say(self, sums: Sums, *, now: float = 0.0) -> None:
         """Tell what may be false."""
         if not self.is_lost:
-            self._pool.told.hear(self.id, sums, now=now)
+            self._pool.peer_picks.hear(self.id, sums, now=now)
 
     def leave(self, *, now: float = 0.0) -> None:
         """Be gone."""
-        self._pool.told.forget(self.id, now=now)
+        self._pool.peer_picks.forget(self.id, now=now)
 
     def _tell(self, now: float) -> None:
         sums = self._sums.take(now=now)

@@ -158,8 +158,8 @@ STATE = {
     "adapters.podhistory": {"PodHistory": "one of them"},
     "adapters.versions": {"Kept": "what is judged of an adapter"},
     "learned.failurerows": {
-        "Own": "an endpoint's record among others'",
-        "Row": "its failures since it last served anything",
+        "EndpointEnds": "an endpoint's record among others'",
+        "FailureRow": "its failures since it last served anything",
     },
     "pods.foreign": {"ForeignRequests": "an endpoint's requests of other routers"},
     "pods.podhealth": {"PodHealth": "an endpoint's process"},
@@ -212,6 +212,7 @@ def trees() -> dict[str, ast.Module]:
     }
 
 
+@cache
 def imports(tree: ast.AST) -> set[str]:
     """Return all imported modules; of ours also those behind `from package import`."""
     found: set[str] = set()
@@ -360,11 +361,12 @@ def shared(room: str) -> set[str]:
 def test_no_attribute_is_set_outside_of_its_class() -> None:
     """Least of all a callable: a part gets all that it calls when it is made."""
     foreign = ours(*FOREIGN)
+    may_set = {room: shared(room) for room in ARROWS}
     found = [
         f"{module}: {each}"
         for module, tree in trees().items()
         if not is_in(module, *foreign)
-        for each in assigned(tree, shared(module.partition(".")[2].partition(".")[0] or "-"))
+        for each in assigned(tree, may_set.get("".join(module.split(".")[1:2]), ()))
     ]
 
     assert found == []
@@ -373,17 +375,16 @@ def test_no_attribute_is_set_outside_of_its_class() -> None:
 def test_no_exception_is_without_need() -> None:
     for module in FOREIGN:
         assert list(assigned(trees()[f"extproc.{module}"])), module
+    sets: dict[str, set[str]] = defaultdict(set)
+    for module, tree in trees().items():
+        found = (each.partition(" ")[0].rpartition(".")[2] for each in assigned(tree))
+        sets["".join(module.split(".")[1:2])].update(found)
     for module, classes in STATE.items():
-        room = ours(module.partition(".")[0])
+        room = module.partition(".")[0]
         for name in classes:
             there = attributes(trees()[f"extproc.{module}"], name)
-            others = [tree for each, tree in trees().items() if is_in(each, *room)]
             assert there, name
-            assert any(
-                each.partition(" ")[0].rpartition(".")[2] in there
-                for tree in others
-                for each in assigned(tree)
-            ), name
+            assert there & sets[room], name
 
 
 PLANTED = """
@@ -486,6 +487,43 @@ def test_no_name_of_a_file_occurs_in_more_than_two_rooms() -> None:
     assert {name: found for name, found in rooms.items() if len(found) > 2} == {}
 
 
+GUESSED_BY_NOBODY = {
+    *("Belief", "Layout", "Own", "Part", "Reach", "Row", "Scene"),
+    *("aside", "beginnings", "charge_told", "keeping", "tidings", "told_by", "traits", "vain_s"),
+    *("verdicts", "world"),
+}
+"""Names of parts from which a newcomer cannot tell what they are."""
+NOT_YET = {
+    *("learned.evidence: verdicts", "learned.failurerows: Own", "learned.failurerows: Row"),
+    *("pods.endpointstate: traits", "pods.foreign: Belief", "pods.listeners: charge_told"),
+    *("pods.pool: traits", "pods.speeds: _Own", "pods.speeds: told_by", "queue.plan: charge_told"),
+    *("queue.queue: charge_told", "queue.reach: Reach", "request.usual: Layout"),
+}
+"""Those that are still there: none is added."""
+
+
+def parts(tree: ast.Module) -> Iterator[str]:
+    """Yield the names of classes, functions and attributes that a module defines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+
+
+def test_the_name_of_a_part_is_one_that_a_newcomer_guesses() -> None:
+    found = {
+        f"{module.partition('.')[2]}: {name}"
+        for module, tree in trees().items()
+        for name in parts(tree)
+        if name.lstrip("_") in GUESSED_BY_NOBODY
+    }
+
+    assert found == NOT_YET
+
+
 if __name__ == "__main__":  # for `make coverage`
     pure = (module for module in trees() if is_pure(module) and module != "extproc")
     paths = (module.replace(".", "/") for module in pure)
@@ -496,34 +534,34 @@ CEILINGS = {
     "files": 303,
     "wire": 2_508,
     "reports": 1_564,
-    "learned": 1_732,
-    "pods": 2_940,
-    "envoy": 809,
-    "queue": 912,
-    "adapters": 4_040,
-    "routing": 1_717,
+    "learned": 1_731,
+    "pods": 2_985,
+    "envoy": 812,
+    "queue": 909,
+    "adapters": 4_058,
+    "routing": 1_715,
     "request": 2_749,
     "peers": 1_024,
     "discovery": 1_820,
-    "observe": 2_197,
+    "observe": 2_193,
     "config": 941,
     "service": 858,
     "plugins": 72,
     "stack": 281,
-    "lab": 6_370,
-    "commands": 2_335,
+    "lab": 6_365,
+    "commands": 2_332,
     "address": 53,
     "bounds": 29,
     "costs": 41,
     "errors": 12,
     "meters": 8,
-    "openai": 90,
+    "openai": 87,
     "passes": 56,
-    "paths": 102,
+    "paths": 99,
     "phrases": 51,
     "protocol": 12,
     "rejections": 72,
-    "tenancy": 29,
+    "tenancy": 24,
     "types": 203,
 }
 """Statements that each room has at most. A commit that raises one says why."""

@@ -65,6 +65,10 @@ FAULTS: tuple[tuple[Rule, Mapping[str, str]], ...] = (
     ),
     (rules.test_a_class_s_name_is_given_once, {"extproc.wire.e": "class Made: pass"}),
     (rules.test_a_file_s_name_is_given_once, {"extproc.wire.a": ""}),
+    (
+        rules.test_the_name_of_a_part_is_one_that_a_newcomer_guesses,
+        {"extproc.wire.e": "class _Scene: pass"},
+    ),
 )
 
 
@@ -73,6 +77,7 @@ def have(sources: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     trees = {module: ast.parse(source) for module, source in sources.items()}
     monkeypatch.setattr(rules, "trees", lambda: trees)
     monkeypatch.setattr(rules, "STATE", {})
+    monkeypatch.setattr(rules, "NOT_YET", set())
 
 
 @pytest.mark.parametrize(("rule", "fault"), FAULTS)

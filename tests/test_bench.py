@@ -95,7 +95,7 @@ def test_a_router_reads_and_counts_what_others_tell_until_they_leave() -> None:
     fleet = decisions.Fleet(2, 3)
     picker = Picker(BUILT_IN["least_harm"](), "least_harm", rng=fleet.rng, next_id=str)
     router = Router(fleet.pool, picker, fleet.queue, Catalog())
-    heard, told = Heard(router, lambda: 1.0, 2), fleet.pool.told
+    heard, told = Heard(router, lambda: 1.0, 2), fleet.pool.peer_picks
     counts = [told.num_in_flight]
     for peer in heard.peers * 2:
         peer.start(fleet.addresses[0], fleet.adapters[1])
@@ -110,7 +110,11 @@ def test_a_router_reads_and_counts_what_others_tell_until_they_leave() -> None:
     assert len(took_s) == 2
 
 
-def test_a_row_for_each_number_of_routers_has_the_times_of_both() -> None:
+def test_a_row_for_each_number_of_routers_has_the_times_of_both(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(decisions, "_NUM_DECISIONS", 100)
+
     rows = list(decisions.told_rows((2, 3)))
 
     assert [row[1] for row in rows] == ["0", "1", "3", "9"]

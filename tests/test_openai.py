@@ -19,9 +19,9 @@ from extproc.openai import (
     error_type,
     is_model_name,
     model_body,
-    models_body,
 )
 from extproc.types import ModelCard, Reason, Rejection
+from tests.builders import models_body
 
 DOCUMENT = (Path(__file__).parents[1] / "docs" / "errors.md").read_text(encoding="utf-8")
 

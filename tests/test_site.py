@@ -6,7 +6,6 @@ import functools
 import http.server
 import os
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser import running_browser
+from tests.commandline import output_of
 from tests.pages import ROOT, links
 from tests.prose import read
 
@@ -25,11 +25,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    built = subprocess.run(
-        command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True
-    )
-
-    assert built.returncode == 0, built.stderr
+    output_of(*command, cwd=ROOT, env=environment)
     return folder
 
 

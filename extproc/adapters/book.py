@@ -70,11 +70,13 @@ class Book:
         self._demand: Mapping[str, float] = {}
         self._place_at_s = -inf
         self.leaving_elsewhere: Collection[tuple[str, str]] = ()
+        self._holders: dict[str, frozenset[str]] = {}  # by name, until something changes here
 
     # --- inputs -----------------------------------------------------------------------------
 
     def configure(self, settings: AdapterSettings) -> None:
         """Apply other limits."""
+        self.forget_holders()
         self.settings = settings
         self.later.update(dict.fromkeys(self.kept))
 
@@ -94,6 +96,7 @@ class Book:
             now: Monotonic seconds.
             deleted: Declared earlier, as far as this process does not know it by itself.
         """
+        self.forget_holders()
         before, self.kept, self.by_served = self.kept, {}, {}
         for each in declarations:
             if each.name not in self.kept:
@@ -177,6 +180,7 @@ class Book:
 
     def set_leaving(self, places: Collection[tuple[str, str]]) -> None:
         """Replace the places where other routers unload adapters now: address and served name."""
+        self.forget_holders()
         self.leaving_elsewhere = places
 
     def files_changed(self, name: str, *, now: float) -> None:
@@ -230,8 +234,26 @@ class Book:
         """Return the served names of an adapter that any pod lists, or has requests for."""
         return self.families.get(kept.declaration.name, ())
 
-    def holders_of(self, kept: Kept) -> frozenset[str]:
-        """Return the addresses of the pods that may get requests for the version that serves."""
+    def holders(self, name: str) -> frozenset[str]:
+        """Return the addresses of the pods that may get requests under the name of the version that
+        serves: the same object until something changes here.
+
+        Pods that have something else under it are not among them, nor those that are unloading it;
+        resolvers are that should have it, whether they list it or not.
+        """
+        found = self._holders.get(name)
+        if found is None:
+            kept = self.kept.get(name)
+            if kept is None:
+                return frozenset()
+            found = self._holders[name] = self._find_holders(kept)
+        return found
+
+    def forget_holders(self) -> None:
+        """Look for holders anew, as what they follow from has changed."""
+        self._holders.clear()
+
+    def _find_holders(self, kept: Kept) -> frozenset[str]:
         served, pods, elsewhere = kept.serving or "", self.fleet.pods, self.leaving_elsewhere
         if kept.serving == kept.served:  # a pod may have gone since that was looked at
             found = {a for a in (*kept.holders, *kept.earlier_holders) if a in pods}

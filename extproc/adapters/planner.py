@@ -62,6 +62,22 @@ class Planner(Book):
             is_leading: Calls are to be made by this router; else only those that `held` needs.
             is_led: Another router makes those, too, and all that it knows of.
         """
+        try:
+            for found in self._passes(pods, demand, held, now, is_leading, is_led):
+                self.forget_holders()
+                yield found
+        finally:
+            self.forget_holders()
+
+    def _passes(
+        self,
+        pods: Iterable[PodState],
+        demand: Mapping[str, float],
+        held: Iterable[str],
+        now: float,
+        is_leading: bool,
+        is_led: bool,
+    ) -> Iterator[list[Action]]:
         self._now = now
         self.fleet.see(pods, settings=self.settings, now=now)
         yield []
@@ -85,6 +101,7 @@ class Planner(Book):
 
     def finished(self, action: Action, result: Result, *, now: float) -> None:
         """Take what came of a call; `tick` says what follows."""
+        self.forget_holders()
         self.fleet.finished(action, result, settings=self.settings, now=now)
         if action.kind is CallKind.LOAD:
             self.ended(action.name, now=now)
@@ -96,15 +113,6 @@ class Planner(Book):
         """Return the served name that requests for an adapter are to have, None for none yet."""
         kept = self.kept.get(name)
         return kept.serving if kept is not None and kept.is_ready else None
-
-    def holders(self, name: str) -> frozenset[str]:
-        """Return the addresses of the pods that may get requests under that served name.
-
-        Pods that have something else under it are not among them, nor those that are unloading it;
-        resolvers are that should have it, whether they list it or not.
-        """
-        kept = self.kept.get(name)
-        return frozenset() if kept is None else self.holders_of(kept)
 
     def last_holders(self, name: str, among: Iterable[str]) -> frozenset[str]:
         """Return the pods that have what is declared, of some that are not up and still serve."""

@@ -70,7 +70,7 @@ def pool_settings(config: Config) -> PoolSettings:
     """Return the settings of the pool."""
     pods = config.pods
     groups = {
-        name: _settings(ServerFlags, traits := group.over(pods), costs=_costs(traits))
+        name: _settings(ServerFlags, settings := group.over(pods), costs=_costs(settings))
         for name, group in pods.groups.items()
     }
     safe_since = PROFILES[pods.engine].safe_loads_since
@@ -84,9 +84,13 @@ def pool_settings(config: Config) -> PoolSettings:
     )
 
 
-def _costs(traits: PodSettings) -> Costs:
+def _costs(settings: PodSettings) -> Costs:
     """Return the costs of pods; the default ones where none are given."""
-    rate, cold_s, cached_s = traits.prefill_tokens_per_s, traits.cold_load_s, traits.cached_load_s
+    rate, cold_s, cached_s = (
+        settings.prefill_tokens_per_s,
+        settings.cold_load_s,
+        settings.cached_load_s,
+    )
     default = Costs()
     return Costs(
         1 / (rate * BYTES_PER_TOKEN) if rate else default.prompt_s_per_byte,
@@ -337,10 +341,10 @@ def metrics_pages(config: Config) -> Callable[[Endpoint], str]:
     groups = {name: group.over(pods) for name, group in pods.groups.items()}
 
     def page(endpoint: Endpoint) -> str:
-        traits = groups.get(endpoint.group, pods)
+        settings = groups.get(endpoint.group, pods)
         url = URL(base_url(endpoint))
-        if traits.metrics_port is not None:
-            url = url.with_port(traits.metrics_port)
-        return str(url).rstrip("/") + (traits.metrics_path or "/metrics")
+        if settings.metrics_port is not None:
+            url = url.with_port(settings.metrics_port)
+        return str(url).rstrip("/") + (settings.metrics_path or "/metrics")
 
     return page

@@ -165,14 +165,6 @@ class CompletionService:
                 self.on_foreign(_pick_id(entry.common_properties), entry.SerializeToString())
         self.on_recorded()
 
-    def make_pass(self, passes: Iterator[None]) -> bool:
-        """Make the next of the passes of a message; return whether there may be more.
-
-        Raises:
-            DecodeError: As `record`.
-        """
-        return next(passes, self) is None
-
     def record_relayed(self, entries: Iterable[bytes], link: Hashable = "") -> None:
         """Record finished requests relayed by another router: final entries, serialized."""
         now_wall_s = self.wall_clock()
@@ -243,7 +235,7 @@ class _Stream:
     def _make_pass(self) -> None:
         is_over = True
         try:
-            is_over = not self.service.make_pass(self._put_off[0])
+            is_over = next(self._put_off[0], self) is not None
         except DecodeError:
             self.service.on_garbage()
             self.call.end(Code.INVALID_ARGUMENT, "not an access log message")
@@ -274,7 +266,7 @@ def _completion(entry: Any, common: Any, now_wall_s: float) -> Completion:
     duration_s = _seconds(common, "duration")
     if duration_s is None:
         duration_s = _seconds(common, "time_to_last_downstream_tx_byte")
-    ended_wall_s = start.seconds + start.nanos * 1e-9 + (duration_s or 0.0)
+    lag_s = now_wall_s - (start.seconds + start.nanos * 1e-9 + (duration_s or 0.0))
     is_from_endpoint = response.response_code_details == "via_upstream"
     if status == _OK and flags is None and is_from_endpoint:  # as mostly
         outcome, verdict = _USUAL
@@ -292,7 +284,7 @@ def _completion(entry: Any, common: Any, now_wall_s: float) -> Completion:
         first_byte_s=first_byte_s,
         duration_s=duration_s,
         attempts=min(common.upstream_request_attempt_count, MAX_ATTEMPTS),
-        lag_s=between(now_wall_s - ended_wall_s, MAX_LAG_S),
+        lag_s=lag_s if 0.0 < lag_s < MAX_LAG_S else between(lag_s, MAX_LAG_S),
         orca=response.response_headers.get(ORCA_HEADER, ""),
         first_body_byte_s=first_byte_s if tag is None else _tagged_s(tag),
         shows_first_token=tag is not None,

@@ -14,7 +14,7 @@ from extproc.learned.outliers import Outliers
 from extproc.phrases import listed
 from extproc.pods.accesslogs import STILL_S
 from extproc.pods.accounting import Accounting
-from extproc.pods.completion import Completion, PickEnded
+from extproc.pods.completion import Completion, Ended
 from extproc.types import Outcome, Pick
 
 log = logging.getLogger(__name__)
@@ -40,8 +40,8 @@ class EndRecorder(Protocol):
     def ended(self, pick: Pick, outcome: Outcome) -> None:
         """Its own stream reported it, or nobody did."""
 
-    def completed(self, ended: PickEnded, *, now: float) -> None:
-        """The access log reported it."""
+    def completed(self, ended: Ended, completion: Completion, *, now: float) -> None:
+        """The access log reported it, by an entry."""
 
     def unmatched(self) -> None:
         """The access log reported that of a pick of ours that had ended."""
@@ -126,7 +126,7 @@ class Endings:
             if is_ours:
                 self.recorder.unmatched()
             return is_ours
-        self.recorder.completed(ended, now=now)
+        self.recorder.completed(ended, completion, now=now)
         if completion.status != _OK or completion.verdict is not _SERVED:
             self._doubt(completion, ended.pick)
         if completion.attempts > 1:

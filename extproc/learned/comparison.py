@@ -11,11 +11,11 @@ say otherwise, and there must be some.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from math import exp
+from math import exp, inf
 from typing import NamedTuple
 
 from extproc.learned.chances import Count, Strata, less, row_log_chance
-from extproc.learned.failurerows import KindRow, Own, Row, one_more
+from extproc.learned.failurerows import EndpointEnds, FailureRow, KindRow, one_more
 from extproc.learned.recentends import RecentEnds
 from extproc.learned.tallies import MAX_KINDS, WINDOW_S, Like, ServedRequests, Tally
 
@@ -70,7 +70,7 @@ class Comparison:
         self.recent = RecentEnds(2 * ERROR_BYTES)
         self._half = 0  # of the window, as of the last turn
 
-    def turn(self, own: Own, now: float) -> None:
+    def turn(self, own: EndpointEnds, now: float) -> None:
         """Forget what is too long ago."""
         half = int(now // (WINDOW_S / 2))
         if half != self._half:
@@ -80,7 +80,9 @@ class Comparison:
         if half != own.tally.half:
             own.turn(half)
 
-    def served(self, own: Own, address: str, like: Like, num_bytes: int, sent_at_s: float) -> None:
+    def served(
+        self, own: EndpointEnds, address: str, like: Like, num_bytes: int, sent_at_s: float
+    ) -> None:
         """Record a request that an endpoint has served, with an answer of so many bytes."""
         if num_bytes >= ERROR_BYTES:  # a shorter answer may be an error
             self._sources.served(like.source, address)
@@ -100,7 +102,13 @@ class Comparison:
                 sizes[size] = sizes.get(size, 0) + 1
 
     def is_hollow(
-        self, own: Own, address: str, kind: Hashable, num_bytes: int, *, is_text: bool = False
+        self,
+        own: EndpointEnds,
+        address: str,
+        kind: Hashable,
+        num_bytes: int,
+        *,
+        is_text: bool = False,
     ) -> bool:
         """Return whether an answer is less than half as long as 19 of 20 of those that other
         endpoints gave to requests of a kind.
@@ -121,28 +129,34 @@ class Comparison:
         num_served, num_short = self.recent.served_elsewhere(address)
         return num_served >= MIN_ANSWERS and num_short <= MAX_SHORT_RATIO * num_served
 
-    def knows_lengths(self, own: Own, kind: Hashable) -> bool:
+    def knows_lengths(self, own: EndpointEnds, kind: Hashable) -> bool:
         """Return whether other endpoints gave enough answers of a kind to tell a hollow one."""
         return self._num_served(own, kind) >= MIN_ANSWERS
 
-    def _num_served(self, own: Own, kind: Hashable) -> int:
+    def _num_served(self, own: EndpointEnds, kind: Hashable) -> int:
         others = self._others(own, kind)
         return others.num - others.num_failed
 
-    def survives(self, own: Own, sent_at_s: float) -> bool:
+    def survives(self, own: EndpointEnds, sent_at_s: float) -> bool:
         """Return whether a row of failures goes on after what was sent then has been served.
 
         It does where that was sent before the row began, and all has failed that was sent since.
         Or nearly none elsewhere fails, and a request rarely explains such failures.
         """
         row = own.row
-        if not row.is_after(sent_at_s):
+        if not sent_at_s < row.since_s < inf:
             return False
         is_rare = row.mixed is not None and row.mixed.is_rare
         return row.is_pure or (is_rare and self._is_rarest(own))
 
     def failed(
-        self, own: Own, address: str, like: Like, sent_at_s: float, *, is_rare: bool = False
+        self,
+        own: EndpointEnds,
+        address: str,
+        like: Like,
+        sent_at_s: float,
+        *,
+        is_rare: bool = False,
     ) -> bool:
         """Record a failure that its request may explain, rarely or not; return whether it
         counts."""
@@ -158,22 +172,22 @@ class Comparison:
         self._count(own, EACH, failed=True)
         return True
 
-    def broke(self, own: Own) -> None:
+    def broke(self, own: EndpointEnds) -> None:
         """Record a failure that no request explains."""
         own.row.add(ANY, self._ever_others(own, ANY), is_rare=True)
         self._count(own, ANY, failed=True)
 
-    def is_rare_elsewhere(self, own: Own) -> bool:
+    def is_rare_elsewhere(self, own: EndpointEnds) -> bool:
         """Return whether hardly any requests to other endpoints fail."""
         return _is_rare(self._mixed(own))
 
-    def forget(self, own: Own) -> None:
+    def forget(self, own: EndpointEnds) -> None:
         """Forget an endpoint that has left."""
         own.turn(self._half)  # it may have had no requests for a while
         for kind in [*own.tally]:
             self._all.take_back(kind, own.tally)
 
-    def judge(self, own: Own, row: Row, address: str) -> Judgement:
+    def judge(self, own: EndpointEnds, row: FailureRow, address: str) -> Judgement:
         """Judge the failures in a row that can be compared, of the endpoint with an address.
 
         Requests of the other endpoints count since the row began, as all may have begun to fail.
@@ -193,12 +207,12 @@ class Comparison:
         num = max(by_kind.num, mixed.num) if among >= MIN_BESIDE else 0
         return Judgement(num, max(found.chance, chance), min(found.excess, excess))
 
-    def is_shared(self, own: Own, row: Row, chance: float) -> bool:
+    def is_shared(self, own: EndpointEnds, row: FailureRow, chance: float) -> bool:
         """Return whether other endpoints have failures like those of a row with such a chance."""
         shown = self._judge_kinds(own, row.by_kind), self._judge_all(own, row)
         return all(each.chance >= chance for each in shown)
 
-    def _judge_kinds(self, own: Own, by_kind: Mapping[Hashable, KindRow]) -> Judgement:
+    def _judge_kinds(self, own: EndpointEnds, by_kind: Mapping[Hashable, KindRow]) -> Judgement:
         """Judge kind by kind."""
         total, log_chance, num_expected = 0, 0.0, 0.0
         is_rarest = self._is_rarest(own)
@@ -215,7 +229,7 @@ class Comparison:
                 num_expected += part.num * num_failed / num_others
         return Judgement(total, exp(log_chance), 1 - num_expected / total if total else 0.0)
 
-    def _judge_all(self, own: Own, row: Row) -> Judgement:
+    def _judge_all(self, own: EndpointEnds, row: FailureRow) -> Judgement:
         """Judge failures of all kinds together."""
         part = row.mixed
         if part is None:
@@ -234,12 +248,12 @@ class Comparison:
         chance = exp(row_log_chance(num, num_others, num_failed))
         return Judgement(num, chance, 1 - num_failed / num_others)
 
-    def _is_known(self, own: Own, kind: Hashable) -> bool:
+    def _is_known(self, own: EndpointEnds, kind: Hashable) -> bool:
         """Return whether other endpoints had some requests of a kind and hardly failed."""
         others = self._others(own, kind)
         return others.num >= MIN_KNOWN and others.num_failed <= MAX_RARE_RATIO * others.num
 
-    def judge_rates(self, own: Own) -> list[Strata]:
+    def judge_rates(self, own: EndpointEnds) -> list[Strata]:
         """Return its failure rates: of what requests may explain, and of what they do not."""
         by_request, by_itself = Strata(), Strata()
         for kind in own.tally:
@@ -248,27 +262,27 @@ class Comparison:
                 stratum.add(own.tally.of(kind), self._others(own, kind))
         return [by_request, by_itself]
 
-    def _others(self, own: Own, kind: Hashable) -> Count:
+    def _others(self, own: EndpointEnds, kind: Hashable) -> Count:
         """Return the other endpoints' counts of a kind within the window."""
         return less(self._all.of(kind), own.tally.of(kind))
 
-    def _ever_others(self, own: Own, kind: Hashable) -> Count:
+    def _ever_others(self, own: EndpointEnds, kind: Hashable) -> Count:
         return less(self._all.ever(kind), own.tally.ever(kind))
 
-    def _is_rarest(self, own: Own) -> bool:
+    def _is_rarest(self, own: EndpointEnds) -> bool:
         """Return whether at most one request to other endpoints failed."""
         return self._mixed(own).num_failed <= 1
 
-    def _mixed(self, own: Own) -> Count:
+    def _mixed(self, own: EndpointEnds) -> Count:
         """Return the other endpoints' counts of all kinds together within the window."""
         others = self._others(own, ANY)
         return Count(others.num, others.num_failed + self._others(own, EACH).num)
 
-    def _ever_mixed(self, own: Own) -> Count:
+    def _ever_mixed(self, own: EndpointEnds) -> Count:
         others = self._ever_others(own, ANY)
         return Count(others.num, others.num_failed + self._ever_others(own, EACH).num)
 
-    def _count(self, own: Own, kind: Hashable, *, failed: bool) -> None:
+    def _count(self, own: EndpointEnds, kind: Hashable, *, failed: bool) -> None:
         """Count a request for its endpoint and for all, or for neither."""
         if own.tally.has_room(kind) and self._all.has_room(kind):
             for tally in (self._all, own.tally):

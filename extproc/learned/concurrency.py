@@ -106,9 +106,9 @@ class EndpointRoom:
             num_young = self._num_young - num
             self._num_young = num_young if num_young > 0 else 0
         if took_s is not None:
-            kept = LONG_KEPT if num_ended == 1 else LONG_KEPT**num_ended
+            kept, took_s2 = LONG_KEPT if num_ended == 1 else LONG_KEPT**num_ended, took_s * took_s
             self._took_s = took_s + kept * (self._took_s - took_s)
-            self._took_s2 = took_s**2 + kept * (self._took_s2 - took_s**2)
+            self._took_s2 = took_s2 + kept * (self._took_s2 - took_s2)
 
     @property
     def held_s(self) -> float:
@@ -160,7 +160,7 @@ class EndpointRoom:
         self._mean_late = LATE_KEPT * self._mean_late + (1 - LATE_KEPT) * num_late
 
     def places(
-        self, num_known: int, max_in_flight: int | None, *, is_known: bool
+        self, num_known: int, max_in_flight: int | None, is_known: bool
     ) -> tuple[float, int]:
         """Return for how many sequences it has room, infinite for not known, and how many are
         there.
@@ -178,7 +178,7 @@ class EndpointRoom:
             return inf, num_known
         return self.limit + self.num_spare, num_known
 
-    def is_open(self, num_known: int, max_in_flight: int | None, *, is_known: bool) -> bool:
+    def is_open(self, num_known: int, max_in_flight: int | None, is_known: bool) -> bool:
         """Return whether one more request would run soon; arguments as for `places`.
 
         Where nobody knows for how many it has room, it gets some until its next report, whatever
@@ -186,7 +186,7 @@ class EndpointRoom:
         """
         if max_in_flight is None and self.limit is None:
             return not is_known or self._num_new < self._most_open
-        most, num_there = self.places(num_known, max_in_flight, is_known=is_known)
+        most, num_there = self.places(num_known, max_in_flight, is_known)
         return num_there < most
 
     @property

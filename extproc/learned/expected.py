@@ -119,7 +119,8 @@ class Expected:
             self.most = min(self.most, num_there * FULL_RATIO / report.kv_usage_ratio)
         self.most += max(0, num_known - num_there)  # ended, or about to begin
         self.is_met = (
-            num_known - self._num_unheard() <= num_there <= num_known
+            # As many may have ended without our knowledge.
+            num_known - ceil(self._per_s * HEARD_S - _FEW) <= num_there <= num_known
             and not (has_strangers or is_doubtful)
             and now - self._waited_at_s >= WAITED_S
             and not (num_there and any(a not in adapters for a in report.active_adapters))
@@ -129,17 +130,11 @@ class Expected:
             and not (token_before_s and token_s > MAX_RISE * token_before_s)
         )
 
-    def is_due(self, num_known: int, *, has_many: bool) -> bool:
-        """Return, once after a report, whether the next is due: more are there than expected, or
-        `has_many` have begun."""
-        if self._is_awaited or not (has_many or num_known > self.most):
-            return False
-        self._is_awaited = True
-        return True
-
-    def _num_unheard(self) -> int:
-        """Return how many requests may have ended without our knowledge."""
-        return ceil(self._per_s * HEARD_S - _FEW)
+    def is_first(self) -> bool:
+        """Record that the next report is due, as many have begun or more than `most` are there;
+        return whether that is said for the first time after a report."""
+        is_first, self._is_awaited = not self._is_awaited, True
+        return is_first
 
     def _count(
         self, num_known: int, num_picks: int, num_first_tokens: int | None, now: float

@@ -26,7 +26,7 @@ class KindRow(NamedTuple):
     is_rare: bool
 
 
-class Row:
+class FailureRow:
     """An endpoint's failures since it last served anything.
 
     Attributes:
@@ -48,10 +48,6 @@ class Row:
         self.since_s, self.until_s = min(self.since_s, at_s), max(self.until_s, at_s)
         self.is_pure = self.is_pure and outlived_s < self.since_s
 
-    def is_after(self, sent_at_s: float) -> bool:
-        """Return whether a request was sent before it began."""
-        return sent_at_s < self.since_s < inf
-
     def spans(self, sent_at_s: float) -> bool:
         """Return whether a request was sent while it went on."""
         return self.since_s <= sent_at_s <= self.until_s
@@ -68,14 +64,14 @@ def one_more(before: KindRow | None, since: Count, *, is_rare: bool) -> KindRow:
     return KindRow(before.num + 1, before.since, before.is_rare and is_rare)
 
 
-class Own:
+class EndpointEnds:
     """One endpoint's successes and failures."""
 
     __slots__ = ("_sources", "row", "tally")
 
     def __init__(self) -> None:
         self.tally = Tally(MAX_OWN_KINDS)
-        self.row = Row()
+        self.row = FailureRow()
         self._sources: set[int] = set()
 
     def turn(self, half: int) -> None:

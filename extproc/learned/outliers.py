@@ -42,7 +42,7 @@ from typing import NamedTuple
 from extproc.learned.comparison import HOLLOW_BYTES, SHORT_BYTES, Comparison
 from extproc.learned.ejections import Cause, Ejections, OutlierSettings, Standing
 from extproc.learned.evidence import FAILURES, Evidence
-from extproc.learned.failurerows import Own, Row
+from extproc.learned.failurerows import EndpointEnds, FailureRow
 from extproc.learned.recentends import NUM_BESIDE
 from extproc.learned.tallies import Like
 
@@ -93,12 +93,12 @@ class _Record(Standing):
         self.num_row = 0  # failures since it last served anything, all of them
         self.num_again = 0  # ends elsewhere by which it was judged again since its last failure
         self.doubts = deque[_Doubt]()
-        self.own = Own()
-        self.why: Row | None = None  # the row of failures that ejected it
+        self.own = EndpointEnds()
+        self.why: FailureRow | None = None  # the row of failures that ejected it
 
     def trust(self) -> None:
         super().trust()
-        self.num_row, self.own.row = 0, Row()
+        self.num_row, self.own.row = 0, FailureRow()
 
     def suspect(self, now: float) -> None:
         """Take it for a suspect, that gets a request after the next pause."""

@@ -77,11 +77,10 @@ class Prompts:
         self,
         pick_id: str | int,
         num_bytes: int,
-        load_s: float = 0.0,
-        *,
-        num: int = 1,
         at_s: float,
         now: float,
+        load_s: float = 0.0,
+        num: int = 1,
     ) -> None:
         """Add the prompts of `num` requests that were sent at `at_s`, unless they are old, and one
         load."""
@@ -129,17 +128,19 @@ class Prompts:
             if has_run:
                 self._num_counted += num
 
-    def ended(self, num: int, from_s: float, until_s: float, *, now: float, has_run: bool) -> None:
+    def ended(self, num: int, from_s: float, until_s: float, now: float, has_run: bool) -> None:
         """Forget so many requests of other routers, that were sent between two times."""
         found, num_left = [], num
         for number, prompt in self._ahead.items():
+            if prompt.sent_at_s < from_s:
+                continue
             if prompt.sent_at_s > until_s or num_left <= 0:
                 break
-            if prompt.sent_at_s >= from_s and number.__class__ is int:
+            if number.__class__ is int:
                 found.append((number, prompt))
                 num_left -= prompt.num
         for number, prompt in found:
-            taken = min(num, prompt.num)
+            taken = num if num < prompt.num else prompt.num
             num -= taken
             self._drop(number, prompt, taken)
             if has_run:
@@ -214,8 +215,9 @@ class Prompts:
 
     def _drop(self, pick_id: str | int, prompt: _Prompt, num: int) -> None:
         """Take so many of one pick for computed."""
-        prompt.num -= num
         self._ahead_bytes -= num * prompt.num_bytes
-        if not prompt.num:
-            del self._ahead[pick_id]
-            self._ahead_s = self._ahead_s - prompt.load_s if self._ahead else 0.0
+        if num < prompt.num:
+            prompt.num -= num
+            return
+        del self._ahead[pick_id]
+        self._ahead_s = self._ahead_s - prompt.load_s if self._ahead else 0.0

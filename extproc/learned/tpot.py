@@ -62,7 +62,8 @@ class _Responses:
             return None
         return num_bytes / size.num_bytes
 
-    def record(self, bytes_per_token: float) -> None:
+    def record(self, bytes_per_token: float) -> bool:
+        """Record one; return whether all were looked at."""
         self._samples.append(bytes_per_token)
         self._num_unseen += 1
         if self._num_unseen >= _PER_LOOK and len(self._samples) >= MIN_RESPONSES:
@@ -70,6 +71,8 @@ class _Responses:
             middle = median(self._samples)
             spread = median([abs(each - middle) for each in self._samples])
             self.size = TokenSize(middle, _SPREAD * spread / middle)
+            return True
+        return False
 
 
 class Tpots:
@@ -105,15 +108,15 @@ class Tpots:
             num_tokens: Tokens that its endpoint's requests got in this time, None where unknown.
         """
         route = self._routes.get(claim.route) or self._find(claim.route)
-        tokens = route.tokens_of(num_bytes)
+        tokens, is_new = route.tokens_of(num_bytes), False
         if num_tokens is not None and num_tokens >= MIN_TOKENS and num_bytes:
-            route.record(num_bytes / num_tokens)
+            is_new = route.record(num_bytes / num_tokens)
         if tokens is not None and tokens >= MIN_TOKENS:
             name, tpot_s, wanted_s = route.name, streamed_s / (tokens - 1), claim.tpot_s
             is_in_time = "none" if wanted_s is None else str(tpot_s <= wanted_s).lower()
             self.num_responses[name, is_in_time] += 1
             self.seconds[name] = self.seconds.get(name, 0.0) + tpot_s
-        return route.tokens_of(num_bytes)
+        return route.tokens_of(num_bytes) if is_new else tokens
 
     def tokens_of(self, claim: Claim, num_bytes: int) -> float | None:
         """Return the tokens of a streamed response by what was learned; None where the error is not

@@ -9,7 +9,6 @@ from extproc.gen import decisions_pb2
 from extproc.observe.explanation import describe_result, explain
 from extproc.observe.outcomes import describe_outcome, tell_outcome
 from extproc.pods.completion import DecisionRecord
-from extproc.types import Pick
 
 
 def describe(sequence: int, record: DecisionRecord) -> dict[str, Any]:
@@ -60,14 +59,12 @@ def encode_end(record: DecisionRecord, *, explains: bool = False) -> bytes:
     if explains:
         message.explanation = tell_outcome(record)
     if record.end is not None:
-        message.time.FromNanoseconds(_nanoseconds(record.end.wall_s))
+        message.time.FromNanoseconds(_nanoseconds(record.end_wall_s))
     return message.SerializeToString()
 
 
 def _outcome(record: DecisionRecord) -> dict[str, Any] | None:
-    if record.end is None or not isinstance(record.decision, Pick):
-        return None
-    return describe_outcome(record.decision, record.end, record.end_number)
+    return None if record.end is None else describe_outcome(record.end, record.end_number)
 
 
 def _explanation(record: DecisionRecord, *, ends: bool) -> str:

@@ -28,7 +28,7 @@ from extproc.observe.decisionmessages import describe, encode, encode_end, time_
 from extproc.observe.watcher import Watcher, is_about
 from extproc.phrases import short
 from extproc.pods.columns import Candidates
-from extproc.pods.completion import DecisionRecord, PickEnd
+from extproc.pods.completion import DecisionRecord, Ended
 from extproc.types import Pick
 from extproc.wire.rpc import Call, Metadata, Method, Session
 
@@ -51,8 +51,8 @@ class DecisionsService:
     """Remembers decisions and sends them to watchers.
 
     Attributes:
-        num_kept: Decisions remembered. Each keeps its candidates' state alive: about 1 KB per
-            endpoint and decision. At least `MIN_BEHIND` are, for watchers.
+        num_kept: Decisions remembered. Each keeps what has changed of its candidates until the next
+            one: some hundred bytes for a row. At least `MIN_BEHIND` are, for watchers.
         max_watchers: Calls at one time; further ones end with RESOURCE_EXHAUSTED.
         max_watch_bytes: Volume after which a call is ended with OK.
         later: Runs a callable after so many seconds; the default runs it at once.
@@ -95,13 +95,13 @@ class DecisionsService:
         if self._watchers:
             self.send_soon()
 
-    def ended(self, pick: Pick, end: PickEnd) -> None:
-        """Remember how a pick ended, and tell watchers soon."""
-        record = self._in_flight.pop(pick.id, None)
+    def ended(self, ended: Ended, wall_s: float) -> None:
+        """Remember how a pick ended, heard of at a time, and tell watchers soon."""
+        record = self._in_flight.pop(ended.pick.id, None)
         if record is None:  # decided too long ago: only a watcher may remember it
-            record = DecisionRecord(pick, end.wall_s, 0.0)
+            record = DecisionRecord(ended.pick, wall_s, 0.0)
         self.num_ended += 1
-        record.finish(end, self.num_ended)
+        record.finish(ended, wall_s, self.num_ended)
         self._ends.append(record)
         if self._watchers:
             self.send_soon()

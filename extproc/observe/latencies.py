@@ -20,7 +20,7 @@ from prometheus_client.metrics_core import Metric
 
 from extproc.observe.attainment import CappedLabel
 from extproc.observe.counters import Histograms
-from extproc.pods.completion import PickEnded
+from extproc.pods.completion import Completion, Ended
 from extproc.types import Outcome
 
 MAX_UNCOUNTED = 2048
@@ -55,9 +55,9 @@ class Latencies:
             max_with_buckets=MAX_PODS_WITH_BUCKETS,
         )
 
-    def record(self, ended: PickEnded) -> None:
-        """Record the end of a pick."""
-        pick, completion, ttft_s = ended.pick, ended.completion, ended.ttft_s
+    def record(self, ended: Ended, completion: Completion) -> None:
+        """Record the end of a pick, and the entry that reported it."""
+        pick, ttft_s = ended.pick, ended.ttft_s
         request, duration_s = pick.request, None
         if completion.status < 400 and completion.outcome is _COMPLETED:
             duration_s = completion.duration_s

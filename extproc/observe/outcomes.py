@@ -19,19 +19,19 @@ from extproc.bounds import (
     whole,
 )
 from extproc.phrases import duration, short
-from extproc.pods.completion import Completion, DecisionRecord, PickEnd, first_token_s
+from extproc.pods.completion import Completion, DecisionRecord, Ended, first_token_s
 from extproc.types import Outcome, Pick
 
 MAX_TEXT_CHARS = 1024
 """Of each text."""
 
 
-def describe_outcome(pick: Pick, end: PickEnd, number: int) -> dict[str, Any]:
+def describe_outcome(end: Ended, number: int) -> dict[str, Any]:
     """Return the fields of `extproc.v1.Outcome` by their names there; absent ones are None.
 
     `number` is that of this end since the start of the process.
     """
-    entry, request = end.completion, pick.request
+    entry, pick, request = end.completion, end.pick, end.pick.request
     known: dict[str, Any] = {
         "number": number,
         "pick_id": _text(pick.id),
@@ -66,12 +66,12 @@ def describe_outcome(pick: Pick, end: PickEnd, number: int) -> dict[str, Any]:
 def tell_outcome(record: DecisionRecord) -> str:
     """Say how a decision's pick ended, in a sentence; "" where that is not known, or nothing was
     picked."""
-    end, pick = record.end, record.decision
-    if end is None or not isinstance(pick, Pick):
+    end = record.end
+    if end is None:
         return ""
     if end.completion is None:
         return _UNTIMED[end.outcome]
-    return f"{_timed(pick, end.completion)}."
+    return f"{_timed(end.pick, end.completion)}."
 
 
 _UNTIMED = {

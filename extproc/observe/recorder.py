@@ -15,7 +15,7 @@ from extproc.observe.decisions import DecisionsService
 from extproc.observe.observers import Observers
 from extproc.observe.telemetry import Telemetry
 from extproc.paths import normalize_path, path_label
-from extproc.pods.completion import DecisionRecord, PickEnd, PickEnded
+from extproc.pods.completion import Completion, DecisionRecord, Ended
 from extproc.queue import Ticket
 from extproc.tenancy import Claim
 from extproc.types import Outcome, Pick, Rejection
@@ -80,24 +80,23 @@ class Recorder:
     def ended(self, pick: Pick, outcome: Outcome) -> None:
         """Record the end of a pick that its own stream reported."""
         self.observers.call("telemetry", self.telemetry.completed, outcome)
-        end = PickEnd(outcome, self.wall_clock())
-        self.observers.call("decisions", self.decisions.ended, pick, end)
+        self.observers.call(
+            "decisions", self.decisions.ended, Ended(pick, outcome), self.wall_clock()
+        )
 
-    def completed(self, ended: PickEnded, *, now: float) -> None:
-        """Record the end of a pick that the access log reported."""
-        call, telemetry, completion = self.observers.call, self.telemetry, ended.completion
-        pick, request = ended.pick, ended.pick.request
+    def completed(self, ended: Ended, completion: Completion, *, now: float) -> None:
+        """Record the end of a pick that an entry of the access log reported."""
+        call, telemetry, request = self.observers.call, self.telemetry, ended.pick.request
         if self.knows_times():
             path, claim = path_label(request.path or OTHER), request.claim
             call("attainment", self.attainment.completed, path, completion, now)
-            call("telemetry", telemetry.logged, ended)
+            call("telemetry", telemetry.logged, ended, completion)
             if claim.ttft_s is not None:
                 is_attained = is_in_time(claim.ttft_s, completion)
                 call("telemetry", telemetry.route_judged, claim, is_attained)
         else:
             call("telemetry", telemetry.completed, completion.outcome, completion.lag_s)
-        end = PickEnd(completion.outcome, self.wall_clock(), completion, ended.output_tokens)
-        call("decisions", self.decisions.ended, pick, end)
+        call("decisions", self.decisions.ended, ended, self.wall_clock())
 
     def unmatched(self) -> None:
         """Record an access log entry for a pick of ours that had already ended."""

@@ -34,7 +34,7 @@ from extproc.observe.counters import Counter, Histogram, labelled
 from extproc.observe.endpointmetrics import endpoint_families
 from extproc.observe.explanation import chosen_terms
 from extproc.observe.latencies import Latencies
-from extproc.pods.completion import PickEnded
+from extproc.pods.completion import Completion, Ended
 from extproc.queue import Ticket
 from extproc.tenancy import Claim
 from extproc.types import Outcome, Pick, Reason, Rejection, Snapshot, Wait
@@ -168,11 +168,11 @@ class Telemetry:
         if lag_s is not None:
             self._lag_s.observe(lag_s)
 
-    def logged(self, ended: PickEnded) -> None:
+    def logged(self, ended: Ended, completion: Completion) -> None:
         """Record the end of a pick that the access log reported, and how long it took."""
-        self._completions.add((ended.completion.outcome,))
-        self._lag_s.observe(ended.completion.lag_s)
-        self._latencies.record(ended)
+        self._completions.add((ended.outcome,))
+        self._lag_s.observe(completion.lag_s)
+        self._latencies.record(ended, completion)
 
     def route_judged(self, claim: Claim, is_attained: bool | None) -> None:
         """Record a request that counts towards the objective of its route of models, if it does."""

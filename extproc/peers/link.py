@@ -148,13 +148,16 @@ class PeerLink:
             self._service.on_garbage()
             self.end(Code.INVALID_ARGUMENT, "not a peer's message")
             return
-        kind = content.WhichOneof("content")
-        if kind == "hello":
+        kind, link = content.WhichOneof("content"), self.link
+        if kind == "sums" and link is not None:  # as nearly all are
+            if self.is_believed:  # a caller may send anything
+                self._service.listener.hear(link.router_id, decode(content.sums))
+        elif kind == "hello":
             self._handle_hello(content.hello)
         elif self._other is None:
             self.end(Code.FAILED_PRECONDITION, "no hello")
-        elif self.link is not None:
-            self._handle(self.link, kind, content)
+        elif link is not None:
+            self._handle(link, kind, content)
         elif kind == "proof" and self._keys:
             self._handle_proof(self._keys, self._other, content.proof.mac)
         else:
@@ -250,10 +253,7 @@ class PeerLink:
         service.opened(router_id, self)
 
     def _handle(self, link: Link, kind: str | None, content: peers_pb2.PeerMessage) -> None:
-        if kind == "sums":
-            if self.is_believed:  # a caller may send anything
-                self._service.listener.hear(link.router_id, decode(content.sums))
-        elif kind == "entries":
+        if kind == "entries":
             self._note_losses(content.entries.num_losses)
             entries = list(content.entries.log_entries)
             if entries and self.is_believed:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from extproc.bounds import MAX_ENDPOINTS, plain, whole
 from extproc.gen import peers_pb2
@@ -31,7 +32,7 @@ NUM_OF_PLACE = 6
 _MAX_AGE_MS = 2**32 - 1
 
 
-class PickUpdate(NamedTuple):
+class PickUpdate(Struct, frozen=True):
     """One message of a router about picks.
 
     Attributes:
@@ -64,8 +65,8 @@ def encode(update: PickUpdate) -> bytes:
 
 def decode(told: peers_pb2.Sums) -> PickUpdate:
     """Return what a message tells, as far as it is within the bounds."""
-    numbers = told.places[: NUM_OF_PLACE * MAX_PLACES]
-    places = _places(told.names[:], numbers) if numbers else ()
+    names = told.names[:]
+    places = _places(names, told.places[: NUM_OF_PLACE * MAX_PLACES]) if names else ()
     waiting = _waiting(told.waiting) if told.HasField("waiting") else None
     changes = told.changes[: NUM_OF_CHANGE * MAX_CHANGES]
     return PickUpdate(Sums(told.is_whole, told.first, places, changes), waiting)

@@ -148,7 +148,7 @@ class Hearing:
     ) -> None:
         self._router, self._adapters, self._telling = router, adapters, telling
         self.links = telling.links
-        self._clock, self._call = clock, observers.call
+        self._clock, self._observers = clock, observers
 
     def begin(self) -> None:
         """Tell those who listen from now on."""
@@ -156,20 +156,27 @@ class Hearing:
 
     def hear(self, router_id: str, update: PickUpdate) -> None:
         """Count what a router tells."""
-        self._call("telling", self._count, router_id, update)
+        try:
+            peer_picks, sums, now = self._router.pool.peer_picks, update.sums, self._clock()
+            peer_picks.hear(router_id, sums, now)
+            waiting = update.waiting or (NOBODY if sums.is_whole else None)
+            if waiting is not None and peer_picks.hears(router_id):
+                self._router.hear(router_id, waiting.shifted(now), now=now)
+        except Exception:
+            self._observers.failed("telling")
 
     def hear_adapters(self, router_id: str, update: AdapterUpdate) -> None:
         """Take what a router says of adapters."""
-        self._call("telling", self._adapters.hear, router_id, update)
+        self._observers.call("telling", self._adapters.hear, router_id, update)
 
     def forget(self, router_id: str) -> None:
         """Forget a router that is gone."""
-        self._call("telling", self._part, router_id)
-        self._call("telling", self._adapters.forget, router_id)
+        self._observers.call("telling", self._part, router_id)
+        self._observers.call("telling", self._adapters.forget, router_id)
 
     def add_metrics(self, meters: Meters) -> None:
         """Register the metrics of the messages between routers."""
-        told, telling, links = self._router.pool.told, self._telling, self.links
+        told, telling, links = self._router.pool.peer_picks, self._telling, self.links
         meters.add_gauge(
             "told_in_flight",
             "Unfinished picks of other routers, by their own reports.",
@@ -194,14 +201,7 @@ class Hearing:
             },
         )
 
-    def _count(self, router_id: str, update: PickUpdate) -> None:
-        told, now = self._router.pool.told, self._clock()
-        told.hear(router_id, update.sums, now=now)
-        waiting = update.waiting or (NOBODY if update.sums.is_whole else None)
-        if waiting is not None and told.hears(router_id):
-            self._router.hear(router_id, waiting.shifted(now), now=now)
-
     def _part(self, router_id: str) -> None:
         now = self._clock()
-        self._router.pool.told.forget(router_id, now=now)
+        self._router.pool.peer_picks.forget(router_id, now=now)
         self._router.hear(router_id, NOBODY, now=now)

@@ -29,7 +29,7 @@ from extproc.paths import GENERATING_PATHS, NO_PATH, RESPONSES_PATH
 from extproc.pods.accesslogs import AccessLogs
 from extproc.pods.completion import (
     Completion,
-    PickEnded,
+    Ended,
     came_at_once,
     first_token_s,
     has_run,
@@ -131,14 +131,12 @@ class Accounting:
         """Record how many access logs are open to us."""
         self._num_access_logs = count
 
-    @property
-    def has_access_log(self) -> bool:
-        """Whether an access log reaches us, through another router or not."""
-        return self._num_access_logs > 0 or (self._relay is not None and self._relay.is_fed)
-
     def knows_times(self) -> bool:
-        """Return whether completions have times."""
-        return self._has_times and self.has_access_log
+        """Return whether completions have times, as an access log reaches us: directly or through
+        another router."""
+        if self._num_access_logs:
+            return self._has_times
+        return self._has_times and self._relay is not None and self._relay.is_fed
 
     def in_force(self, *, now: float) -> dict[str, int]:
         """Return how many Envoys' requests end by which source."""
@@ -178,9 +176,7 @@ class Accounting:
 
     # --- ends -------------------------------------------------------------------------------
 
-    def complete(
-        self, completion: Completion, log: Hashable = "", *, now: float
-    ) -> PickEnded | None:
+    def complete(self, completion: Completion, log: Hashable = "", *, now: float) -> Ended | None:
         """Record an entry of the access log that arrives at `now`; `log` is what brought it.
 
         Return the end of its pick; None if that had ended before, or is another router's.
@@ -219,7 +215,7 @@ class Accounting:
         num_tokens = self._output_tokens(completion, flight, streamed_s, ended_s)
         if num_tokens is not None:
             pool.queue.settle(request, num_tokens)
-        return PickEnded(flight.pick, completion, first_s, num_tokens)
+        return Ended(flight.pick, completion.outcome, completion, first_s, num_tokens)
 
     def _learn(self, flight: InFlight, ttft_s: float) -> None:
         """Learn from the time that an endpoint took from a pick to its first token."""

@@ -20,6 +20,7 @@ from typing import Any, Protocol, overload
 
 from msgspec.structs import replace
 
+from extproc.address import is_in_subset
 from extproc.costs import DEFAULT, Costs
 from extproc.types import EndpointView
 
@@ -27,6 +28,9 @@ Resident = tuple[tuple[str, ...], tuple[str, ...], int]
 """Adapters in GPU slots and in the CPU cache; how many have come into a slot."""
 _State = tuple[Resident, dict[str, int]]
 _Views = tuple[EndpointView, ...]
+_Taken = tuple[EndpointView, _State, int, float, bool]
+"""A row at one moment: its facts, what is resident and active there, and its load as columns have
+it."""
 _read_only = MappingProxyType
 
 MAX_MODELS = 16_384
@@ -68,13 +72,16 @@ class Columns:
         moved: Rows where other adapters may be resident than at the last look. None is but those
             that were active there since.
         outdated: Rows of which no view has been made since they have changed.
+        before: Rows that have changed since `candidates` was called last, as they were then. A
+            writer of a row that is not among them calls `keep` first.
     """
 
     __slots__ = (
-        *("_facts", "_holders", "_least", "_listing"),
-        *("_loaded", "_num_open", "_open", "_own", "_running", "_sources", "_states", "_views"),
-        *("addresses", "all_free", "all_slots", "costs", "done_s", "has_room", "is_open", "moved"),
-        *("num_pending", "num_slots", "num_used", "outdated", "rows", "s_per_byte"),
+        *("_facts", "_holders", "_latest", "_least", "_listing"),
+        *("_loaded", "_num_open", "_open", "_running", "_sources", "_states", "_views"),
+        "_within",
+        *("addresses", "all_free", "all_slots", "before", "costs", "done_s", "has_room", "is_open"),
+        *("moved", "num_pending", "num_slots", "num_used", "outdated", "rows", "s_per_byte"),
     )
 
     def __init__(self, addresses: Sequence[str], sources: Sequence[ColumnSource]) -> None:
@@ -84,7 +91,8 @@ class Columns:
         self._views = [EndpointView(address, is_ready=False) for address in self.addresses]
         self._facts = self._views.copy()  # without what requests change
         self._states: list[_State] = [(((), (), 0), {})] * num
-        self._own = set[int]()  # rows whose pending requests neither views nor candidates have
+        self._latest = _Moment(self)
+        self.before = self._latest.before
         self.outdated = set[int]()
         self.moved = set[int]()
         self.num_pending, self.done_s = [0] * num, [-inf] * num
@@ -99,6 +107,7 @@ class Columns:
         self._holders: dict[str, set[int]] = {}
         self._listing: dict[str, Sequence[int]] = {}
         self._open: dict[str, Sequence[int]] = {}
+        self._within: dict[str, tuple[frozenset[str], Sequence[int], Sequence[int]]] = {}
         self._least: tuple[float, float] | None = None
 
     # --- facts that arrive -------------------------------------------------------------------
@@ -111,6 +120,8 @@ class Columns:
         Args:
             is_open: It may get requests, and has no flaw.
         """
+        if row not in self.before:
+            self.keep(row)
         before, self._facts[row] = self._facts[row], facts
         if is_open is not self.is_open[row]:
             self.is_open[row] = is_open
@@ -129,26 +140,24 @@ class Columns:
     def count(self, row: int, adapter: str, num: int) -> None:
         """Replace the number of an adapter's unfinished requests at a row, whose load is written
         next. O(1)."""
+        if row not in self.before:
+            self.keep(row)
         resident, pending = self._states[row]
-        if row not in self._own:
-            self._own.add(row)
-            pending = pending.copy()
-            self._states[row] = resident, pending
-        if num:
+        if num and adapter in pending:
+            pending[adapter] = self._running[adapter][row] = num
+        elif num:
             running = self._running.get(adapter)
             if running is None:
                 running = self._running[adapter] = {}
-            running[row] = num
-            if adapter not in pending:
-                used = self.num_used[row]
-                if used < self.num_slots[row]:
-                    self.all_free -= 1
-                self.num_used[row] = used + 1
-                loaded = self._loaded[row]
-                if adapter not in loaded:
-                    loaded.add(adapter)
-                    self._holders.setdefault(adapter, set()).add(row)
-            pending[adapter] = num
+            pending[adapter] = running[row] = num
+            used = self.num_used[row]
+            if used < self.num_slots[row]:
+                self.all_free -= 1
+            self.num_used[row] = used + 1
+            loaded = self._loaded[row]
+            if adapter not in loaded:
+                loaded.add(adapter)
+                self._holders.setdefault(adapter, set()).add(row)
         elif adapter in pending:
             running = self._running[adapter]
             del running[row]
@@ -167,6 +176,9 @@ class Columns:
         resident = self._sources[row].arrange()
         before, pending = self._states[row]
         if resident != before:
+            if row not in self.before:
+                self.keep(row)
+                pending = self._states[row][1]
             self._states[row] = resident, pending
             self.outdated.add(row)
         elif row not in self.moved:
@@ -197,6 +209,15 @@ class Columns:
         if (found := self._open.get(model)) is None:
             found = self._open[model] = [row for row in rows if self.is_open[row]]
         return found
+
+    def rows_within(self, model: str, subset: frozenset[str]) -> Sequence[int]:
+        """Return the same of those in a subset: at once, if it is the object of the last time."""
+        rows, addresses = self.open_rows(model), self.addresses
+        found = self._within.get(model)
+        if found is None or found[0] is not subset or found[1] is not rows:
+            within = [row for row in rows if is_in_subset(addresses[row], subset)]
+            found = self._within[model] = subset, rows, within
+        return found[2]
 
     def running(self, adapter: str) -> Mapping[int, int]:
         """Return the unfinished requests for an adapter, by the rows where it has some."""
@@ -243,26 +264,35 @@ class Columns:
             self.look(next(iter(self.moved)))
         for row in self.outdated:
             self.look(row)  # adapters may be in another order
-            self._own.discard(row)
-            load = self.num_pending[row], self.done_s[row], self.has_room[row]
-            fields = self._sources[row].fields()
-            self._views[row] = _view(self._facts[row], self._states[row], *load, fields)
+            self._views[row] = _view(*self.taken(row), self._sources[row].fields())
+            resident, pending = self._states[row]  # the view has these
+            self._states[row] = resident, pending.copy()
         self.outdated.clear()
         return self._views
 
     def candidates(self, rows: Sequence[int]) -> Candidates:
-        """Return some rows as they are now, to be viewed later."""
-        self._own.clear()
-        facts, states, done_s = self._facts.copy(), self._states.copy(), self.done_s.copy()
-        columns = facts, states, self.num_pending.copy(), done_s, self.has_room.copy()
-        return Candidates(columns, rows)
+        """Return some rows as they are now, to be viewed later. O(1)."""
+        moment = self._latest.newer = self._latest = _Moment(self)
+        self.before = moment.before
+        return Candidates(moment, rows)
+
+    def taken(self, row: int) -> _Taken:
+        """Return a row as it is."""
+        load = self.num_pending[row], self.done_s[row], self.has_room[row]
+        return self._facts[row], self._states[row], *load
+
+    def keep(self, row: int) -> None:
+        """Remember a row that is about to change, and count its pending requests on in others."""
+        facts, state = self._facts[row], self._states[row]  # with every pick: no call
+        load = self.num_pending[row], self.done_s[row], self.has_room[row]
+        self.before[row] = facts, state, *load
+        self._states[row] = state[0], state[1].copy()
 
     # --- inside -----------------------------------------------------------------------------
 
     def _find(self, model: str) -> Sequence[int]:
         if len(self._listing) >= MAX_MODELS:
-            self._listing.clear()
-            self._open.clear()
+            self._forget_rows()
         facts = self._facts
         lists = [each.registered for each in facts]
         rows = [row for row, names in enumerate(lists) if names and model in names]
@@ -271,10 +301,14 @@ class Columns:
         found = self._listing[model] = every if len(rows) == len(facts) else rows
         return found
 
+    def _forget_rows(self) -> None:
+        self._listing.clear()
+        self._open.clear()
+        self._within.clear()
+
     def _set_facts(self, row: int, before: EndpointView, facts: EndpointView) -> None:
         if facts.registered is not before.registered:
-            self._listing.clear()
-            self._open.clear()
+            self._forget_rows()
         costs = facts.costs
         if costs is not self.costs[row]:
             self.costs[row], self.s_per_byte[row] = costs, costs.prompt_s_per_byte
@@ -309,6 +343,30 @@ def _view(
     )
 
 
+class _Moment:
+    """A moment of some columns, by what they have changed from then until the next one.
+
+    Attributes:
+        before: Rows that have changed, as they were.
+    """
+
+    __slots__ = ("_columns", "before", "newer")
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+        self.before: dict[int, _Taken] = {}
+        self.newer: _Moment | None = None
+
+    def taken(self, row: int) -> _Taken:
+        """Return a row as it was then."""
+        moment: _Moment | None = self
+        while moment is not None:
+            if row in moment.before:
+                return moment.before[row]
+            moment = moment.newer
+        return self._columns.taken(row)
+
+
 class Candidates(Sequence[EndpointView]):
     """Endpoints without a flaw, as they were at one moment; nothing once they are forgotten.
 
@@ -317,21 +375,21 @@ class Candidates(Sequence[EndpointView]):
     adapters that the choice did not depend on are as of the last look.
     """
 
-    __slots__ = ("_columns", "_rows", "_views")
+    __slots__ = ("_moment", "_rows", "_views")
 
     def __init__(
-        self, columns: Sequence[list[Any]], rows: Sequence[int], views: _Views | None = None
+        self, moment: _Moment | None, rows: Sequence[int], views: _Views | None = None
     ) -> None:
-        self._columns, self._rows, self._views = columns, rows, views
+        self._moment, self._rows, self._views = moment, rows, views
 
     @classmethod
     def of(cls, views: _Views) -> Candidates:
         """Return endpoints of which there are views."""
-        return cls((), range(len(views)), views)
+        return cls(None, range(len(views)), views)
 
     def forget(self) -> None:
         """Keep nothing: a request may last long, and many have the state of all endpoints."""
-        self._columns, self._rows, self._views = (), (), ()
+        self._moment, self._rows, self._views = None, (), ()
 
     @property
     def views(self) -> _Views:
@@ -341,7 +399,8 @@ class Candidates(Sequence[EndpointView]):
         return self._views
 
     def _view(self, row: int) -> EndpointView:
-        return _view(*[column[row] for column in self._columns])
+        assert self._moment is not None, "without one there are views"
+        return _view(*self._moment.taken(row))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and self.views == tuple(other)

@@ -21,12 +21,13 @@ class DecisionRecord(Struct, gc=False):
     seconds: float  # time to decide; 0 for an error that needed no choice
     request_id: str = ""  # this and the path for a rejection alone, as a pick has its own
     path: str = ""
-    end: PickEnd | None = None  # None while it has not ended, and for a rejection
+    end: Ended | None = None  # None while it has not ended, and for a rejection
+    end_wall_s: float = 0.0  # when the router heard of it
     end_number: int = 0  # of ends since the start of the process, from 1
 
-    def finish(self, end: PickEnd, number: int) -> None:
+    def finish(self, end: Ended, wall_s: float, number: int) -> None:
         """Record how the pick ended."""
-        self.end, self.end_number = end, number
+        self.end, self.end_wall_s, self.end_number = end, wall_s, number
 
 
 class Completion(Struct, frozen=True, gc=False):
@@ -64,32 +65,19 @@ class Completion(Struct, frozen=True, gc=False):
     body_bytes: int = 0  # of the response's body, as far as it was sent
 
 
-class PickEnd(Struct, frozen=True, gc=False):
-    """How a pick ended.
+class Ended(Struct, frozen=True, gc=False):
+    """A pick that has ended, for those who observe.
 
     Attributes:
-        wall_s: When the router heard of it.
         completion: The access log's entry; None where the end was reported in another way.
-        output_tokens: As `PickEnded` has them.
-    """
-
-    outcome: Outcome
-    wall_s: float
-    completion: Completion | None = None
-    output_tokens: float | None = None
-
-
-class PickEnded(Struct, frozen=True, gc=False):
-    """A pick that an entry of the access log has ended, for those who learn and observe.
-
-    Attributes:
         ttft_s: As `first_token_s` has it.
         output_tokens: Of the response, by estimate; None where unknown.
     """
 
     pick: Pick
-    completion: Completion
-    ttft_s: float | None
+    outcome: Outcome
+    completion: Completion | None = None
+    ttft_s: float | None = None
     output_tokens: float | None = None
 
 

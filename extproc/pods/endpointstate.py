@@ -115,8 +115,8 @@ class EndpointState:
             num_picks=load.num_picks,
             adapters=residency.in_flight,
             token_s=0.0 if decode is None else decode.token_s,
-            is_doubtful=foreign.num_steady > 0 or reports.belief.is_old,
-            stood_s=reports.belief.stood_s(taken_at_s),
+            is_doubtful=foreign.num_steady > 0 or reports.trust.is_old,
+            stood_s=reports.trust.stood_s(taken_at_s),
             unseen_s=reports.decoding.unseen_s,
             limit=self.traits.max_in_flight or load.room.limit,
         )

@@ -300,10 +300,16 @@ class Flights:
         num, claim = request.num_sequences, request.claim
         load.num_sequences += num
         load.begin(
-            *(pick.id, adapter, num_bytes, claim.priority, claim._flow, 1, num),
-            num_prompts=num_alike,
-            at_s=at_s,
-            now=now,
+            pick.id,
+            adapter,
+            num_bytes,
+            claim.priority,
+            claim._flow,
+            1,
+            num,
+            num_alike,
+            at_s,
+            now,
         )
         load.settle()
         if request._prefix_hashes:
@@ -330,7 +336,8 @@ class Flights:
             self._usual_s = took_s + USUAL_KEPT * (self._usual_s - took_s)
             load = pod.load
             load.response_s = took_s + USUAL_KEPT * ((load.response_s or took_s) - took_s)
-            self._disbelief.served(pod, request.model)
+            if self._disbelief.doubts:
+                self._disbelief.served(pod, request.model)
         elif verdict in FAILURES or verdict is _NOT_FOUND:
             pod.health.failed(pod.listed.adapter_of(request), flight.started_at_s + self._usual_s)
         like, sent_at_s = likeness(request), flight.started_at_s

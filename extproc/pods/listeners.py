@@ -17,11 +17,11 @@ class WaitingLine(Protocol):
     def freed(self, now: float) -> None:
         """There may be more room than before."""
 
-    def freed_elsewhere(self, address: str, adapter: str | None, *, now: float) -> None:
+    def freed_elsewhere(self, address: str, adapter: str | None, now: float) -> None:
         """Another router has told of requests' ends, whose room it may take itself, and the slot of
         an adapter that has none left there; None for no slot."""
 
-    def charge_told(self, flow: str, priority: int, tokens: float) -> None:
+    def charge_elsewhere(self, flow: str, priority: int, tokens: float) -> None:
         """Requests of another router are counted, for the first time: for whose turn
         (`Claim._flow`) and as how many tokens, weighted, over the tenant's weight."""
 
@@ -30,9 +30,15 @@ class WaitingLine(Protocol):
 
 
 class WorkObserver(Protocol):
-    """Counts the requests for adapters (`routing.catalog.Catalog`)."""
+    """Counts the requests for adapters (`routing.catalog.Catalog`).
 
-    def told(self, served: str, num: int, work_s: float, at_s: float) -> None:
+    Attributes:
+        num_declared: Adapters that are declared: it counts the requests for no others.
+    """
+
+    num_declared: int
+
+    def asked_elsewhere(self, served: str, num: int, work_s: float, at_s: float) -> None:
         """Another router has sent requests: of their adapter, the work of all prompts, and when."""
 
 
@@ -49,6 +55,8 @@ class PickObserver(Protocol):
 class Nobody:
     """Where nobody wants to know."""
 
+    num_declared = 0
+
     def __len__(self) -> int:
         """Nobody waits."""
         return 0
@@ -56,16 +64,16 @@ class Nobody:
     def freed(self, now: float) -> None:
         """Nobody waits."""
 
-    def freed_elsewhere(self, address: str, adapter: str | None, *, now: float) -> None:
+    def freed_elsewhere(self, address: str, adapter: str | None, now: float) -> None:
         """Nobody waits."""
 
-    def charge_told(self, flow: str, priority: int, tokens: float) -> None:
+    def charge_elsewhere(self, flow: str, priority: int, tokens: float) -> None:
         """Nobody is charged."""
 
     def settle(self, request: RequestInfo, output_tokens: float) -> None:
         """Nobody is charged."""
 
-    def told(self, served: str, num: int, work_s: float, at_s: float) -> None:
+    def asked_elsewhere(self, served: str, num: int, work_s: float, at_s: float) -> None:
         """No demand is counted."""
 
 

@@ -80,7 +80,7 @@ class PeerPicks:
         """Return whether a router has told all that it has in flight."""
         return router_id in self._routers
 
-    def hear(self, router_id: str, sums: Sums, *, now: float) -> None:
+    def hear(self, router_id: str, sums: Sums, now: float) -> None:
         """Count an update of a router."""
         router = self._routers.get(router_id)
         if sums.is_whole:
@@ -139,7 +139,7 @@ class PeerPicks:
     def _change(self, router: _Teller, changes: Sequence[int], now: float) -> None:
         numbered, num_numbered, each = router.numbered, len(router.numbered), iter(changes)
         queue, room, changed = self._queue, self._room(router), dict[PodLoad, None]()
-        most = router.num + room
+        room_before = room
         for code, num, num_sequences, amount, tokens in zip(*[each] * NUM_OF_CHANGE, strict=False):
             number, kind = code >> 2, code & 3
             if not num or kind > LEFT:
@@ -155,27 +155,25 @@ class PeerPicks:
                 room -= num
                 if num_sequences != num:
                     num_sequences = _sequences(num, num_sequences)
-                there.begin(place, num, num_sequences, amount, now=now)
+                there.begin(place, num, num_sequences, amount, now)
                 if tokens and place.flow:
-                    queue.charge_told(place.flow, place.priority, tokens / 1e3)
-                if place.name:
+                    queue.charge_elsewhere(place.flow, place.priority, tokens / 1e3)
+                if place.name and self._catalog.num_declared:
                     work_s = min(amount * there.load.prompts.costs.prompt_s_per_byte, MAX_QUEUE_S)
-                    self._catalog.told(place.name, num, work_s, now)
+                    self._catalog.asked_elsewhere(place.name, num, work_s, now)
             elif place is not None and there is not None and place.num:
                 if num >= place.num:
                     num, num_sequences = place.num, place.num_sequences
                 elif not num <= num_sequences < place.num_sequences:
                     num_sequences = num
                 room += num
-                took_s = amount / (1e3 * num)
-                there.end(place, num, num_sequences, took_s, now=now, has_run=kind == ENDED)
+                there.end(place, num, num_sequences, amount / (1e3 * num), now, kind == ENDED)
                 has_left = place.adapter not in there.load.residency.in_flight
-                queue.freed_elsewhere(place.address, place.adapter if has_left else None, now=now)
+                queue.freed_elsewhere(place.address, place.adapter if has_left else None, now)
             else:
                 continue
             changed[there.load] = None
-        self.num_in_flight += most - room - router.num
-        router.num = most - room
+        self._add(router, room_before - room)
         for load in changed:
             load.settle()
 

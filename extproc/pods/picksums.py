@@ -27,6 +27,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from extproc.bounds import MAX_TOKENS, plain, whole
 from extproc.pods.endpointstate import InFlight
 
@@ -66,7 +68,7 @@ class PlaceSum(NamedTuple):
     num_sequences: int = 0
 
 
-class Sums(NamedTuple):
+class Sums(Struct, frozen=True):
     """One update.
 
     Attributes:

@@ -66,7 +66,6 @@ class PodLoad:
         flow: str,
         num: int,
         num_sequences: int,
-        *,
         num_prompts: int,
         at_s: float,
         now: float,
@@ -77,54 +76,37 @@ class PodLoad:
         Residency is as of the last look: to know it as of now would sort all adapters for each pick
         of another router.
         """
-        prompts, in_flight = self.prompts, self.residency.in_flight
         if now - at_s <= MAX_AGE_S:  # an older one has been sent before, over another link
             self.kv_cache.compute(num_prompts * num_bytes)
-            load_s = 0.0
-            if adapter is not None and adapter not in in_flight:
+            prompts, load_s = self.prompts, 0.0
+            if adapter is not None and adapter not in self.residency.in_flight:
                 load_s = prompts.costs.load_s(adapter, self.seen[0], self.seen[1])
-            prompts.add(pick_id, num_bytes, load_s, num=num_prompts, at_s=at_s, now=now)
+            prompts.add(pick_id, num_bytes, at_s, now, load_s, num_prompts)
         self.num_picks += num
-        has_many = self.room.begin(at_s, num_sequences)
+        has_many, expected = self.room.begin(at_s, num_sequences), self._expected
         if adapter is not None:
-            self.use(adapter, priority, flow, num, now=at_s)
-        num_known = self.num_sequences + self.foreign.num_told
-        if self._expected.is_due(num_known, has_many=has_many):
+            self.use(adapter, priority, flow, num, at_s)
+        is_due = has_many or self.num_sequences + self.foreign.num_told > expected.most
+        if is_due and expected.is_first():
             self._due(self.address)
 
-    def end(
-        self,
-        adapter: str | None,
-        num: int,
-        num_sequences: int,
-        took_s: float,
-        *,
-        began_s: float,
-        now: float,
-        has_run: bool,
-    ) -> None:
-        """Stop counting such requests, which took so long in the mean; `has_run` is False if the
-        engine cannot have worked on them."""
-        self.room.end(began_s, num_sequences, took_s if has_run else None, num)
-        if adapter is not None:
-            self.leave(adapter, num, now=now, has_run=has_run)
-
-    def use(self, adapter: str, priority: int, flow: str, num: int, *, now: float) -> None:
+    def use(self, adapter: str, priority: int, flow: str, num: int, now: float) -> None:
         """Count requests for an adapter, and whose they are. It is in the columns at once, like
         their end."""
-        residency, row, before = self.residency, self.row, self.slots.get(adapter)
-        since_s = now if before is None else before.since_s
-        self.slots[adapter] = SlotUse(since_s, now, priority, flow)
+        residency, row, slots = self.residency, self.row, self.slots
+        since_s = slots[adapter].since_s if adapter in slots else now
+        slots[adapter] = SlotUse(since_s, now, priority, flow)
         change, columns = residency.start(adapter, num), row.columns
         if columns is not None:
             columns.count(row.number, adapter, residency.in_flight[adapter])
             if change is not SAME:
                 columns.moved.add(row.number)
 
-    def leave(self, adapter: str, num: int, *, now: float, has_run: bool) -> None:
-        """Stop counting requests for an adapter."""
+    def leave(self, adapter: str, num: int, now: float, has_run: bool) -> None:
+        """Stop counting requests for an adapter; `has_run` is False if the engine cannot have
+        worked on them."""
         residency, row = self.residency, self.row
-        change, columns = residency.finish(adapter, now=now, has_run=has_run, num=num), row.columns
+        change, columns = residency.finish(adapter, now, has_run, num), row.columns
         left = residency.in_flight.get(adapter, 0)
         if not left:
             self.slots.pop(adapter, None)
@@ -142,8 +124,8 @@ class PodLoad:
     ) -> None:
         """Note a pick of another endpoint, which refused it: the engine here has worked on it."""
         if adapter is not None:
-            self.use(adapter, priority, flow, 1, now=now)
-            self.leave(adapter, 1, now=now, has_run=has_run)
+            self.use(adapter, priority, flow, 1, now)
+            self.leave(adapter, 1, now, has_run)
         self.settle()
 
     def arrange(self) -> Resident:
@@ -158,18 +140,19 @@ class PodLoad:
     def settle(self) -> None:
         """Write into the row what requests have changed."""
         row, foreign = self.row, self.foreign
-        columns, number = row.columns, row.number
+        columns, number, is_known = row.columns, row.number, row.is_known
         if columns is None:
             row.touch()
             return
         num_there = num_pending = self.num_sequences + foreign.num_told
-        if row.is_known and foreign.num_foreign:
+        if is_known and foreign.num_foreign:
             num_there += foreign.num_foreign
             num_pending += foreign.num_steady
-        is_open = self.room.is_open(num_there, self.max_in_flight, is_known=row.is_known)
+        if number not in columns.before:
+            columns.keep(number)
         columns.done_s[number] = self.prompts.done_s
         columns.num_pending[number] = num_pending + row.trouble.num_failed
-        columns.has_room[number] = is_open
+        columns.has_room[number] = self.room.is_open(num_there, self.max_in_flight, is_known)
         columns.outdated.add(number)
 
     def forget_memory(self) -> None:
@@ -188,10 +171,12 @@ class PodLoad:
     def fields(self) -> Mapping[str, Any]:
         """Return what a view has of the load beside what columns have."""
         foreign, is_known, trouble = self.foreign, self.row.is_known, self.row.trouble
+        # Told, and to be shown beside ours by the last report, which does not.
+        num_unseen = max(0, foreign.num_before - foreign.num_reported) if is_known else 0
         return {
             "num_in_flight": self.num_sequences,
             "_num_told": foreign.num_told,
-            "_num_unseen": trouble.num_failed + (foreign.num_unseen if is_known else 0),
+            "_num_unseen": trouble.num_failed + num_unseen,
             "_num_foreign": foreign.num_foreign - foreign.num_steady if is_known else 0,
             "is_ejected": trouble.is_ejected,
             "_is_gone": trouble.is_gone,

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from extproc.learned.decoding import Decoding
 from extproc.learned.expected import Expected
-from extproc.pods.foreign import Belief
+from extproc.pods.foreign import ReportTrust
 from extproc.pods.podrow import PodRow
 from extproc.pods.serverflags import PoolSettings
 from extproc.types import LoadReport
@@ -26,7 +26,7 @@ class PodReports:
     Attributes:
         report: The last one.
         reported_at_s: When it was taken.
-        belief: In them.
+        trust: In them.
         expected: The contents that the next ones should have.
         decoding: The time per token that they show.
         pages: When reports of late showed fewer requests than ours, and how many.
@@ -37,7 +37,7 @@ class PodReports:
         self.report: LoadReport | None = None
         self.reported_at_s: float | None = None
         self._rest_s = 0.0  # the longest time from the last one until the next is asked for
-        self.belief, self.expected, self.decoding = Belief(), Expected(), Decoding()
+        self.trust, self.expected, self.decoding = ReportTrust(), Expected(), Decoding()
         self.pages: deque[tuple[float, int]] = deque(maxlen=MAX_PAGES)
 
     def record(

@@ -3,6 +3,7 @@ routers, as these tell of them by sums."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -47,12 +48,14 @@ class OwnRequests:
         """Stop counting a pick; `has_run` is False if the engine cannot have worked on it.
         `PodLoad.settle` is to follow.
         """
-        pick, load, at_s = flight.pick, self._load, flight.started_at_s
+        pick, load, at_s, adapter = flight.pick, self._load, flight.started_at_s, flight.adapter
         num = pick.request.num_sequences
         del self.flights[pick.id]
         load.num_sequences -= num
         load.prompts.end(pick.id, has_run=has_run)
-        load.end(flight.adapter, 1, num, now - at_s, began_s=at_s, now=now, has_run=has_run)
+        load.room.end(at_s, num, now - at_s if has_run else None)
+        if adapter is not None:
+            load.leave(adapter, 1, now, has_run)
 
     def had_first_token(self, flight: Flight, at_s: float) -> None:
         """Record when a pick had its first token: what was sent before it is computed."""
@@ -83,7 +86,8 @@ class OwnRequests:
         return next((at_s for at_s in times_s if at_s <= until_s), -inf)
 
 
-class PeerPlace(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class PeerPlace:
     """Counts that another router has told of a place, and where they are counted.
 
     Attributes:
@@ -121,26 +125,26 @@ class PeerRequests:
         self.places: dict[PeerPlace, None] = {}
 
     def begin(
-        self, place: PeerPlace, num: int, num_sequences: int, num_bytes: int, *, now: float
+        self, place: PeerPlace, num: int, num_sequences: int, num_bytes: int, now: float
     ) -> None:
         """Count requests that have just been sent, with so many bytes of prompts."""
         if place.registered is not self._listed.registered and not place.num:
             self._name(place)
-        load, adapter = self.load, place.adapter
+        load = self.load
         place.num += num
         place.num_sequences += num_sequences
         load.foreign.began(num, num_sequences, now)
         load.begin(
             load.num_picks,
-            adapter,
+            place.adapter,
             num_bytes // num,
             place.priority,
             place.flow,
             num,
             num_sequences,
-            num_prompts=num,
-            at_s=now,
-            now=now,
+            num,
+            now,
+            now,
         )
 
     def end(
@@ -149,7 +153,6 @@ class PeerRequests:
         num: int,
         num_sequences: int,
         took_s: float,
-        *,
         now: float,
         has_run: bool,
     ) -> None:
@@ -159,8 +162,10 @@ class PeerRequests:
         place.num_sequences -= num_sequences
         load.foreign.ended(num, num_sequences, began_s, now)
         from_s = began_s - NEAR_S if num == 1 else -inf  # of several the mean is known
-        load.prompts.ended(num, from_s, began_s + NEAR_S, now=now, has_run=has_run)
-        load.end(adapter, num, num_sequences, took_s, began_s=began_s, now=now, has_run=has_run)
+        load.prompts.ended(num, from_s, began_s + NEAR_S, now, has_run)
+        load.room.end(began_s, num_sequences, took_s if has_run else None, num)
+        if adapter is not None:
+            load.leave(adapter, num, now, has_run)
 
     def recount(self, place: PeerPlace, num: int, num_sequences: int, *, now: float) -> None:
         """Count so many requests more, or less: what was told of them was lost."""
@@ -173,11 +178,11 @@ class PeerRequests:
         if num > 0:
             load.num_picks += num
             if adapter is not None:
-                load.use(adapter, place.priority, place.flow, num, now=now)
+                load.use(adapter, place.priority, place.flow, num, now)
         elif num < 0:
-            load.prompts.ended(-num, -inf, inf, now=now, has_run=True)
+            load.prompts.ended(-num, -inf, inf, now, True)
             if adapter is not None:
-                load.leave(adapter, -num, now=now, has_run=True)
+                load.leave(adapter, -num, now, True)
 
     def listed(self, *, now: float) -> None:
         """Count the requests whose adapter the endpoint has not listed before, if it does now."""
@@ -185,7 +190,7 @@ class PeerRequests:
             if place.num and place.adapter is None:
                 adapter = self._name(place)
                 if adapter is not None:
-                    self.load.use(adapter, place.priority, place.flow, place.num, now=now)
+                    self.load.use(adapter, place.priority, place.flow, place.num, now)
 
     def _name(self, place: PeerPlace) -> str | None:
         """Find the adapter of a place for which no requests are counted, and return it."""

@@ -33,7 +33,7 @@ class PodRow:
         number: Its place among the rows.
         columns: In which it is kept true; None where it is stale, or its endpoint in some trouble.
         num_reads: Of the columns before it was made.
-        expires_s: After that, it is not true.
+        expires_s: After that, it is not true. By `due_s` somebody looks.
         facts: Knowledge of the endpoint that no request changes, until `facts_until_s`; None where
             it is no longer true.
         is_known: As a view has it; `trouble` likewise.
@@ -45,7 +45,7 @@ class PodRow:
         self.columns: Columns | None = None
         self.facts: EndpointView | None = None
         self.facts_until_s = inf
-        self.expires_s = 0.0
+        self.expires_s, self.due_s = 0.0, inf
         self.is_known, self.trouble = False, Trouble()
 
     def touch(self) -> None:

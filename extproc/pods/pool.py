@@ -4,10 +4,10 @@ Rules:
 1. `start` and `finish` come exactly once per pick, whatever ends the request; a second `finish` of
    the same pick returns None and changes nothing.
 2. A report is true at the moment it was taken, unless it contradicts both routers and counters
-   (`foreign.Belief`). Our dispatches since are added to it. A report older than `report_expiry_s`
-   is not trusted: the endpoint is then known by the requests that routers have sent there, as long
-   as it answers. One that has not answered at all, or not the last call of ours, is not idle: it is
-   silent.
+   (`foreign.ReportTrust`). Our dispatches since are added to it. A report older than
+   `report_expiry_s` is not trusted: the endpoint is then known by the requests that routers have
+   sent there, as long as it answers. One that has not answered at all, or not the last call of
+   ours, is not idle: it is silent.
 3. A finish belongs to the endpoint object that the pick was started on: an endpoint that left and
    came back under the same address starts from zero.
 4. An endpoint is believed about itself only. Where a name must mean one thing for all of them, the
@@ -58,7 +58,7 @@ class Pool:
         speeds: Learns their costs.
         beginnings: Prefixes of prompts in their KV caches.
         find: Returns the endpoint with an address, None where it is not in the pool.
-        flights: Our picks there; `told` has other routers'.
+        flights: Our picks there; `peer_picks` has other routers'.
         models: All that they list.
         num_listings: How often endpoints, or the models that they list, have changed.
         columns: Returns the pool at a time `now`, sorted by address; true until something is
@@ -90,12 +90,12 @@ class Pool:
         self.models = ModelIndex()
         self.num_listings = 0
         self._declared: Mapping[str, ModelCard] = {}
-        self.told = PeerPicks(self.find, queue=queue, catalog=catalog)
+        self.peer_picks = PeerPicks(self.find, queue=queue, catalog=catalog)
         self._disbelief = Disbelief(self._takers)
         self.flights = Flights(
             self.find,
             disbelief=self._disbelief,
-            told=self.told,
+            told=self.peer_picks,
             prefix_index=self.prefix_index,
             outliers=self.outliers,
             queue=queue,
@@ -136,7 +136,7 @@ class Pool:
         self.outliers.set_endpoints(pods)
         for each in gone:
             each.load.kv_cache.lose()
-            self.told.drop(each.peers)
+            self.peer_picks.drop(each.peers)
             self._disbelief.drop(each)
             self.models.replace(each.listed.models or NOTHING, NOTHING)
 
@@ -181,7 +181,7 @@ class Pool:
             self.models.replace(before, NOTHING)
             self.num_listings += 1
         num_known, adapters = pod.load.num_known, pod.load.residency.in_flight
-        report = pod.reports.belief.of(report, num_known, adapters, now=taken_at_s)
+        report = pod.reports.trust.of(report, num_known, adapters, now=taken_at_s)
         asked_at_s = taken_at_s if asked_at_s is None else asked_at_s
         self._answered(pod, asked_at_s, now=taken_at_s, restarted=restarted)
         if report.cpu_adapters is not None:

@@ -176,7 +176,7 @@ class Residency:
         running.append(adapter)
         return SAME if is_running else self._place(adapter, len(set(running)) - 1)
 
-    def finish(self, adapter: str, *, now: float, has_run: bool = True, num: int = 1) -> Change:
+    def finish(self, adapter: str, now: float, has_run: bool = True, num: int = 1) -> Change:
         """Record that requests for `adapter` ended at `now`, and return what may be resident for
         that. O(1).
 

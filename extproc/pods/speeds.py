@@ -148,7 +148,7 @@ class _Tokens:
         return min(found, self.most_s_per_byte)
 
 
-class _Own(_Tokens):
+class _EndpointTokens(_Tokens):
     """Those of one endpoint.
 
     Attributes:
@@ -185,7 +185,7 @@ class _Group:
 
     def __init__(self) -> None:
         self.tokens = _Tokens(NUM_OF_GROUP, _PER_LOOK_AT_GROUP)
-        self.endpoints: dict[EndpointState, _Own] = {}
+        self.endpoints: dict[EndpointState, _EndpointTokens] = {}
         self._latest_s = -inf
         self._variance = 0.0
         self._loads: dict[Load, deque[tuple[float, float]]] = {
@@ -197,7 +197,7 @@ class _Group:
         """Replace the endpoints; new ones are taken for what the group is."""
         before, self.endpoints = self.endpoints, {}
         for pod in endpoints:
-            own = before.get(pod) or _Own()
+            own = before.get(pod) or _EndpointTokens()
             self.endpoints[pod] = own
             self.apply(pod)
         self.tokens.per_look = max(_PER_LOOK_AT_GROUP, len(self.endpoints))

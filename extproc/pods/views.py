@@ -9,6 +9,7 @@ its row is made anew when somebody asks.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from heapq import heappop, heappush
 from math import inf
 
 from extproc.learned.outliers import Outliers
@@ -32,7 +33,7 @@ class Views:
         self.stale: dict[PodRow, None] = {}
         self._endpoints: list[EndpointState] = []
         self._columns: Columns | None = None
-        self._until_s = inf  # before that, no other row expires
+        self._due: list[tuple[float, int]] = []  # a heap: when to look whether a row has expired
         self._num_reads = 0
 
     def configure(self, settings: PoolSettings) -> None:
@@ -50,7 +51,7 @@ class Views:
         columns = self._columns
         if columns is None:
             columns = self._columns = self._new_columns(now)
-        elif now > self._until_s:
+        elif self._due and now > self._due[0][0]:
             self._expire(now)
         if self.stale:
             endpoints = self._endpoints
@@ -71,21 +72,32 @@ class Views:
             self._replace(self._columns, pod, now)
 
     def _new_columns(self, now: float) -> Columns:
-        self._until_s = inf
+        self._due.clear()
         self.stale.clear()
         endpoints = self._endpoints
         columns = Columns([each.address for each in endpoints], [each.load for each in endpoints])
         for number, each in enumerate(endpoints):
-            each.row.number = number
+            each.row.number, each.row.due_s = number, inf
             self._replace(columns, each, now)
         return columns
 
     def _expire(self, now: float) -> None:
-        self._until_s = inf
-        for each in self._endpoints:
-            if now > each.row.expires_s:
-                each.row.touch()
-            self._until_s = min(self._until_s, each.row.expires_s)
+        """Touch the rows that have expired. Most rows that are due were made anew meanwhile, and
+        are due later."""
+        due = self._due
+        while due and now > due[0][0]:
+            at_s, number = heappop(due)
+            row = self._endpoints[number].row
+            if at_s == row.due_s:  # else it became due earlier
+                row.due_s = inf
+                if now > row.expires_s:
+                    row.touch()
+                elif row.expires_s < inf:
+                    self._look_then(row)
+
+    def _look_then(self, row: PodRow) -> None:
+        row.due_s = row.expires_s
+        heappush(self._due, (row.due_s, row.number))
 
     def _replace(self, columns: Columns, pod: EndpointState, now: float) -> None:
         """Make an endpoint's row at `now`."""
@@ -103,8 +115,8 @@ class Views:
         if num_failed:
             expires_s = min(expires_s, health.failures[0][0])
         row.expires_s = expires_s
-        if expires_s < self._until_s:
-            self._until_s = expires_s
+        if expires_s < row.due_s:
+            self._look_then(row)
         row.num_reads = self._num_reads
         is_gone = is_in_doubt or (health.is_unreachable and not health.answers)
         row.trouble = trouble = Trouble(num_failed, is_ejected, is_gone, is_suspect)
@@ -147,7 +159,7 @@ class Views:
             _is_owing=pod.listed.is_owing(is_known=is_known),
             _is_unreachable=pod.health.is_unreachable,
             _is_silent=not (is_known or pod.health.answers),
-            _has_old_report=is_known and pod.reports.belief.is_old,
+            _has_old_report=is_known and pod.reports.trust.is_old,
             _is_asleep=is_asleep,
             _died_at_s=pod.health.died_at_s,
             _engine_version=version,

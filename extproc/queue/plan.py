@@ -15,7 +15,7 @@ from operator import itemgetter
 
 from extproc.costs import BYTES_PER_TOKEN
 from extproc.queue.fairness import TokenCounters, cost
-from extproc.queue.tenantorder import LATE_EVERY, Scene, first_come, in_time
+from extproc.queue.tenantorder import LATE_EVERY, OrderFacts, first_come, in_time
 from extproc.queue.tickets import QueueSettings, Ticket, level
 from extproc.types import RequestInfo
 
@@ -73,7 +73,7 @@ class QueuePlan:
         """Count a place that a ticket got."""
         self._num_in_time = 0 if ticket.late_s < now else self._num_in_time + 1
 
-    def charge_told(self, flow: str, priority: int, tokens: float) -> None:
+    def charge_elsewhere(self, flow: str, priority: int, tokens: float) -> None:
         """Count the service of another router, at a priority that has been seen here.
 
         Routers order by the service of all of them. Late reports make the difference between two
@@ -103,10 +103,12 @@ class QueuePlan:
         for back_by, group in groupby(heap, itemgetter(0)):
             first, *others = list(group)
             keeps_turn = bool(others) and first[1] < others[0][1]
-            scene = Scene(now, service_s * (1 + len(others)), self._num_in_time >= LATE_EVERY - 1)
+            facts = OrderFacts(
+                now, service_s * (1 + len(others)), self._num_in_time >= LATE_EVERY - 1
+            )
             for each in (first, *others):
                 key = back_by, each[-1]
-                flows[key], late = self._ordered(flows[key], scene)
+                flows[key], late = self._ordered(flows[key], facts)
                 # Other flows would take the turn of the one that got least, again and again.
                 if each is first and keeps_turn and len(late) == len(flows[key]):
                     late = [ticket for ticket in late if ticket.is_refusable]
@@ -153,12 +155,12 @@ class QueuePlan:
         """Return whose turns it waits for; those of all are the same without fairness."""
         return ticket.flow if self.settings.fair else ""
 
-    def _ordered(self, flow: list[Ticket], scene: Scene) -> tuple[list[Ticket], list[Ticket]]:
+    def _ordered(self, flow: list[Ticket], facts: OrderFacts) -> tuple[list[Ticket], list[Ticket]]:
         """Return a flow in order, and those of it that should be given up."""
         if self.settings.order == "in_time":
-            return in_time(flow, scene)
+            return in_time(flow, facts)
         return first_come(flow), [
-            ticket for ticket in flow if ticket.is_refusable and ticket.late_s < scene.now
+            ticket for ticket in flow if ticket.is_refusable and ticket.late_s < facts.now
         ]
 
 

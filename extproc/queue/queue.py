@@ -61,6 +61,8 @@ class HoldQueue:
         occupancy: How much is held.
         reservations: Of slots, for those that wait for one.
         num_ended: Requests by how their hold ended, or why it did not begin.
+        settle: Counts the output of a request that has ended, in place of what it was charged.
+        charge_elsewhere: Counts the service that a request gets of another router.
     """
 
     def __init__(
@@ -71,7 +73,8 @@ class HoldQueue:
         on_change: Callable[[Waiting], None] | None = None,
     ) -> None:
         self.settings = settings or QueueSettings()
-        self._plan = QueuePlan(self.settings)
+        self._plan = plan = QueuePlan(self.settings)
+        self.settle, self.charge_elsewhere = plan.settle, plan.charge_elsewhere
         self.schedule = Schedule(at)
         self._on_change = on_change
         self._tickets: dict[Ticket, None] = {}
@@ -126,14 +129,6 @@ class HoldQueue:
         self._offers.came(request.arrived_at_s)
         self._plan.charge(request)
 
-    def settle(self, request: RequestInfo, output_tokens: float) -> None:
-        """Count the output of a request that has ended, in place of what it was charged."""
-        self._plan.settle(request, output_tokens)
-
-    def charge_told(self, flow: str, priority: int, tokens: float) -> None:
-        """Count the service that a request gets of another router."""
-        self._plan.charge_told(flow, priority, tokens)
-
     def remove(self, ticket: Ticket, *, now: float) -> None:
         """Forget a request whose client has gone, if it is held."""
         if ticket in self._tickets:
@@ -178,7 +173,7 @@ class HoldQueue:
         """Return whether those that wait are to be asked for now."""
         return bool(self._tickets) and now >= self.schedule.due_s(self._offers.next_s)
 
-    def freed_elsewhere(self, address: str, adapter: str | None, *, now: float) -> None:
+    def freed_elsewhere(self, address: str, adapter: str | None, now: float) -> None:
         """Record that another router's request has ended, and that an adapter has left its slot
         (None for no slot): that router gives the room away first."""
         until_s = now + TOLD_WAIT_S

@@ -29,7 +29,7 @@ the first token from 0.94 to 0.53 s in the laboratory, and in its overload it ch
 4 a fifth more is late there."""
 
 
-class Scene(Struct, frozen=True):
+class OrderFacts(Struct, frozen=True):
     """The facts for an order beside the tickets.
 
     Attributes:
@@ -52,30 +52,32 @@ def first_come(tickets: Sequence[Ticket]) -> list[Ticket]:
     return sorted(tickets, key=_by_arrival)
 
 
-def in_time(tickets: Sequence[Ticket], scene: Scene) -> tuple[list[Ticket], list[Ticket]]:
+def in_time(tickets: Sequence[Ticket], facts: OrderFacts) -> tuple[list[Ticket], list[Ticket]]:
     """Return all tickets in order, and those of them that step back, as they cannot be in time.
 
     Where nobody declares an objective, requests are in order of their own as long as all of them
     can have a place within `BACKLOG_RATIO` times an objective. Late requests that declare one are
     the last.
     """
-    kept, given_up = newest_in_time(tickets, scene)
+    kept, given_up = newest_in_time(tickets, facts)
     late = [ticket for ticket in given_up if not ticket.is_refusable]
-    if late and _is_soon(tickets, late[0], scene):
+    if late and _is_soon(tickets, late[0], facts):
         return sorted(first_come(tickets), key=_by_deadline), []
-    first = late[: int(scene.is_for_late)]
+    first = late[: int(facts.is_for_late)]
     back = late[len(first) :] + [ticket for ticket in given_up if ticket.is_refusable]
     return first + kept + back, back
 
 
-def _is_soon(tickets: Sequence[Ticket], late: Ticket, scene: Scene) -> bool:
+def _is_soon(tickets: Sequence[Ticket], late: Ticket, facts: OrderFacts) -> bool:
     """Return whether all tickets have a place soon, none of which declares an objective."""
     soon_s = BACKLOG_RATIO * (late.deadline_s - late.arrived_at_s)
-    is_short = len(tickets) * scene.service_s <= soon_s
+    is_short = len(tickets) * facts.service_s <= soon_s
     return is_short and not any(ticket.is_refusable for ticket in tickets)
 
 
-def newest_in_time(tickets: Sequence[Ticket], scene: Scene) -> tuple[list[Ticket], list[Ticket]]:
+def newest_in_time(
+    tickets: Sequence[Ticket], facts: OrderFacts
+) -> tuple[list[Ticket], list[Ticket]]:
     """Return the tickets to serve, in order, and those to give up, the oldest first.
 
     Those to serve are as many as can all have their first token in time, if one is dispatched now
@@ -96,13 +98,13 @@ def newest_in_time(tickets: Sequence[Ticket], scene: Scene) -> tuple[list[Ticket
     more would be late, the oldest so far is given up (Moore and Hodgson's rule, of unit jobs).
     """
     in_order = first_come(tickets)
-    last_s = scene.now + scene.service_s * (len(in_order) - 1)
+    last_s = facts.now + facts.service_s * (len(in_order) - 1)
     if last_s <= min(map(_late_s, in_order), default=inf):  # there is no hurry
         return sorted(in_order, key=_by_deadline), []
     kept, given_up = list[tuple[float, int, Ticket]](), list[Ticket]()
     for number, ticket in enumerate(sorted(in_order, key=_late_s)):
         heappush(kept, (ticket.arrived_at_s, number, ticket))
-        if scene.now + scene.service_s * (len(kept) - 1) > ticket.late_s:
+        if facts.now + facts.service_s * (len(kept) - 1) > ticket.late_s:
             given_up.append(heappop(kept)[-1])
     served = [ticket for _, _, ticket in sorted(kept)]
     return sorted(served, key=_by_deadline), first_come(given_up)

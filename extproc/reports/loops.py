@@ -24,7 +24,7 @@ from typing import TypeVar
 
 from extproc.passes import Rests
 from extproc.reports.longpages import LongPages
-from extproc.reports.patience import Beginnings, Patience
+from extproc.reports.patience import PacedStarts, Patience
 from extproc.reports.podclient import PodClient
 from extproc.reports.podhttp import FAILURES, UNREACHABLE, base_url, describe
 from extproc.reports.podsecrets import PodSecrets
@@ -92,7 +92,7 @@ class EndpointLoops:
         self._rng = rng
         self._loops: dict[str, _Loop] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        self._beginnings = Beginnings()
+        self._starts = PacedStarts()
 
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
         """Visit exactly these from now on. Call within the event loop.
@@ -168,7 +168,7 @@ class EndpointLoops:
                 self._fail(endpoint.address, describe(error), is_unreachable=False)
                 return
             visits = partial(self._try, endpoint.address, visit, client)
-            await self._beginnings.turn()
+            await self._starts.turn()
             await visits()
             await rests.rest(self._rng.uniform(0, settings.interval_s))
             await self._repeat(visits, rests)

@@ -49,7 +49,7 @@ class Patience:
             self._limit.reschedule(self._loop.time())
 
 
-class Beginnings:
+class PacedStarts:
     """Lets few begin in one turn of the event loop, one after another."""
 
     def __init__(self) -> None:

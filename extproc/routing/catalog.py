@@ -370,7 +370,7 @@ class Catalog:
         work_s = pick.request.rest_bytes(pick.address) * s_per_byte
         self.demand.add(name, work_s + RESPONSE_WORK_S, at_s=pick.picked_at_s)
 
-    def told(self, served: str, num: int, work_s: float, at_s: float) -> None:
+    def asked_elsewhere(self, served: str, num: int, work_s: float, at_s: float) -> None:
         """Count the work of another router's requests, by the name that pods know their adapter
         by."""
         name = owner_of(served, self._cards)

@@ -192,10 +192,8 @@ class Picker:
             or (self._has_ranks and adapter is not None and admission.ranks.of(adapter) is not None)
         ):
             return ()
-        addresses, subset = columns.addresses, request.subset
-        rows = columns.open_rows(request.model)
-        if subset is not None:
-            rows = [row for row in rows if is_in_subset(addresses[row], subset)]
+        addresses, subset, model = columns.addresses, request.subset, request.model
+        rows = columns.open_rows(model) if subset is None else columns.rows_within(model, subset)
         if kept:
             rows = [row for row in rows if addresses[row] not in kept]
         return () if self._num_more >= len(rows) < len(addresses) else rows

@@ -68,7 +68,7 @@ class AdapterService:
         self._is_taken = True
         store = config.adapters.store
         self.declaring = Declaring(configured.configured_adapters(config), self._on_merged)
-        self._keeping = StoreRunner(
+        self._store_runner = StoreRunner(
             None if store is None else make_medium(store, clock=clocks.clock),
             lease_s=config.adapters.lease_s,
             registration=configured.registration_settings(config),
@@ -81,7 +81,7 @@ class AdapterService:
             clock=clocks.clock,
         )
         self._sources, self._catalog = routing.sources, routing.router.catalog
-        self._sources.add(self._keeping.sources)
+        self._sources.add(self._store_runner.sources)
         self.peers = AdapterPeers(
             router_id,
             self._catalog,
@@ -100,11 +100,11 @@ class AdapterService:
             access=configured.pod_access(config),
             poke=poke,
             clock=clocks.clock,
-            is_leading=self._keeping.leads,
+            is_leading=self._store_runner.leads,
             on_ticked=self._on_ticked,
         )
         self._settle(config)
-        self.add_registration = self._keeping.add_registration
+        self.add_registration = self._store_runner.add_registration
         self._clock, self._began_s = clocks.clock, clocks.clock()
         ready_wait_s = config.adapters.ready_wait_s
         self._ready_wait_s = inf if ready_wait_s is None else ready_wait_s
@@ -157,7 +157,7 @@ class AdapterService:
         self.declaring.merge()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.loading.run())
-            tasks.create_task(self._keeping.run())
+            tasks.create_task(self._store_runner.run())
 
     def _on_merged(self, merged: Merged, withheld: frozenset[str]) -> Iterator[None]:
         self._lost = merged.lost
@@ -177,7 +177,7 @@ class AdapterService:
 
     async def _on_ticked(self, forgotten: Sequence[str]) -> None:
         self._tell()
-        await self._keeping.forget(forgotten)
+        await self._store_runner.forget(forgotten)
 
     def _tell(self) -> None:
         """Have what has changed taken, of who lost what, and of how adapters are."""

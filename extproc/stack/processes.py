@@ -49,7 +49,7 @@ _T = TypeVar("_T")
 _MAX_CLAIMS = 64
 """Ports that are claimed at the same time: each takes a file descriptor, and a port that was given
 before so many others is listened on by now, or nobody needs it."""
-_claims: deque[socket.socket] = deque()
+_claimed: deque[socket.socket] = deque()
 _given_ports: set[int] = set()
 
 
@@ -231,20 +231,20 @@ def free_port(count: int = 1) -> int:
         ports = range(first, first + count)
         if not _given_ports.isdisjoint(ports):
             continue
-        claims = [claim for claim in map(_claim, ports) if claim]
-        if len(claims) == count:
+        claimed = [claim for claim in map(_claim, ports) if claim]
+        if len(claimed) == count:
             _given_ports.update(ports)
-            _claims.extend(claims)
+            _claimed.extend(claimed)
             _release(_MAX_CLAIMS)
             return first
-        for claim in claims:
+        for claim in claimed:
             claim.close()
 
 
 @atexit.register
 def _release(num_kept: int = 0) -> None:
-    while len(_claims) > num_kept:
-        _claims.popleft().close()
+    while len(_claimed) > num_kept:
+        _claimed.popleft().close()
 
 
 def _claim(port: int) -> socket.socket | None:

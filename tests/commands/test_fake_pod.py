@@ -20,7 +20,7 @@ from extproc.lab.engine.profiles import INSTANT, PROFILES, as_yaml
 from extproc.lab.fakepod import podserver
 from extproc.lab.fakepod.podserver import PodConfig, start_pod
 from extproc.stack.processes import free_port
-from tests.commandline import error_line, invoke
+from tests.commandline import error_line, invoke, run
 from tests.servers import needs_ipv6
 
 FREE = ("--port", "0")
@@ -238,15 +238,12 @@ async def test_a_port_in_use_is_refused_and_no_pod_stays() -> None:
     taken = await start_pod(PodConfig(), port=free_port())
     port = int(taken.address.rpartition(":")[2])
     try:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "extproc", "fake-pod", "--count", "2", "--port", str(port - 1)),
-            stderr=asyncio.subprocess.PIPE,
-        )
-        _, errors = await process.communicate()
+        command = ("fake-pod", "--count", "2", "--port", str(port - 1))
+        done = await asyncio.to_thread(run, sys.executable, "-m", "extproc", *command)
     finally:
         await taken.stop()
 
-    assert process.returncode == 2
-    assert errors.decode().startswith(f"extproc: --port {port - 1}: ")
-    assert f"{port}" in errors.decode()
-    assert "already in use" in errors.decode()
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"extproc: --port {port - 1}: ")
+    assert f"{port}" in done.stderr
+    assert "already in use" in done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from extproc.commands.demo.policies import remarks
 from extproc.commands.hints import own_command
 from extproc.commands.labrun import newest
+from tests.commandline import output_of
 
 # As pip begins a command whose Python has a space in its path, where `#!` cannot name it.
 SCRIPT = f"""#!/bin/sh
@@ -37,10 +37,7 @@ def answer(command: str, folder: Path, *paths: Path) -> str:
     """The output of a command in a shell with these folders first on PATH."""
     path = os.pathsep.join([*map(str, paths), os.environ["PATH"]])
     env = {**os.environ, "PATH": path}
-    done = subprocess.run(
-        ["sh", "-c", command], cwd=folder, env=env, capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
+    return output_of("sh", "-c", command, cwd=folder, env=env).strip()
 
 
 def test_a_command_beside_the_path_is_named_as_it_was_called(script: Path) -> None:
@@ -68,11 +65,7 @@ def test_a_module_is_named_with_its_python(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(sys, "argv", ["/somewhere/extproc/__main__.py"])
     monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-m", "extproc"])
 
-    done = subprocess.run(
-        [*shlex.split(own_command()), "--help"], capture_output=True, text=True, check=True
-    )
-
-    assert "check-config" in done.stdout
+    assert "check-config" in output_of(*shlex.split(own_command()), "--help")
 
 
 def test_hints_name_the_command_as_it_was_called(

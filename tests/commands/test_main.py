@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
@@ -22,7 +21,7 @@ from extproc.commands.why import latest
 from extproc.envoy.bootstrap import BodyDelivery, BootstrapOptions, Mode, TlsFiles, render
 from extproc.lab.fakepod.podserver import PodConfig, RunningPod
 from extproc.observe.interpreter import interpreter
-from tests.commandline import error_line, invoke
+from tests.commandline import error_line, invoke, output_of, run
 from tests.e2e.conftest import running_envoy
 from tests.e2e.harness import RouterProcess, chat, free_port
 from tests.fakepods import running_pod
@@ -116,12 +115,7 @@ def test_all_options_of_envoy_are_in_a_group() -> None:
 
 
 def test_the_module_is_the_same_command() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "extproc", "check-config", "--config", "/nonexistent"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run(sys.executable, "-m", "extproc", "check-config", "--config", "/nonexistent")
 
     assert done.returncode == 2
     assert done.stderr.startswith("extproc: /nonexistent: cannot be read")
@@ -165,11 +159,8 @@ def test_completion_that_was_installed_completes_in_a_shell(
         echo ${{COMPREPLY[@]}}
     """
     env = {**os.environ, "HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["bash", "-c", script], env=env, capture_output=True, text=True, check=True
-    )
 
-    assert done.stdout.split() == proposed.split(), done.stderr
+    assert output_of("bash", "-c", script, env=env).split() == proposed.split()
 
 
 def test_what_serves_loads_nothing_of_the_laboratory() -> None:
@@ -177,10 +168,7 @@ def test_what_serves_loads_nothing_of_the_laboratory() -> None:
         "import sys, extproc.commands.main, extproc.commands.eppplan, extproc.service.app; "
         "print(*(name for name in sys.modules if name.startswith('extproc.')))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    rooms = {name.split(".")[1] for name in done.stdout.split()}
+    rooms = {name.split(".")[1] for name in output_of(sys.executable, "-c", script).split()}
 
     assert "service" in rooms
     assert not rooms & {"lab", "stack"}
@@ -457,15 +445,11 @@ async def test_why_tells_what_a_router_keeps_of_a_model(pod: RunningPod) -> None
     ):
         await _post(f"{envoy.url}/v1/chat/completions", chat("a"))
         await eventually(router.has_none_in_flight)
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "extproc", "why", "a", "--admin", router.admin_url),
-            stdout=asyncio.subprocess.PIPE,
-        )
-        said, _ = await process.communicate()
+        command = (sys.executable, "-m", "extproc", "why", "a", "--admin", router.admin_url)
+        said = await asyncio.to_thread(output_of, *command)
 
-    assert process.returncode == 0
-    assert re.search(r"first token .* of 1  \(before: unknown\)", said.decode())
-    assert "the-pod 1" in said.decode()
+    assert re.search(r"first token .* of 1  \(before: unknown\)", said)
+    assert "the-pod 1" in said
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 
 from extproc.stack.processes import free_port
 from extproc.stack.stack import find_envoy
-from tests.commandline import Command, commands
+from tests.commandline import Command, commands, output_of
 from tests.pages import blocks
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
@@ -35,17 +34,7 @@ def type_it(folder: Path, script: str, **ports: object) -> str:
     script = re.sub(r"^extproc ", ours, moved(script, ports), flags=re.M)
     path = f"{Path(find_envoy()).parent}:{os.environ['PATH']}"
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "PATH": path}
-    done = subprocess.run(
-        ["bash", "-e", "-c", script],
-        cwd=folder,
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return output_of("bash", "-e", "-c", script, cwd=folder, env=env)
 
 
 def moved(script: str, ports: Mapping[str, object]) -> str:

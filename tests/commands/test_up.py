@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from extproc.config.configfile import parse_config
 from extproc.lab.fakepod.podserver import PodConfig, start_pod
 from extproc.stack.processes import free_port
 from extproc.stack.stack import find_envoy
-from tests.commandline import error_line, invoke
+from tests.commandline import error_line, invoke, output_of
 from tests.pages import blocks
 from tests.pki import Pki
 from tests.servers import host_and_port, serving_app
@@ -207,12 +206,9 @@ def test_the_page_s_commands_split_what_is_printed_into_the_two_files(tmp_path: 
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     script = "set -e\n" + re.sub("^extproc ", ours, block, flags=re.M)
-    done = subprocess.run(
-        ["sh", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
-    )
+    printed = output_of("sh", "-c", script, cwd=tmp_path, env=env)
 
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "extproc.yaml: ok (policy least_harm)\n"
+    assert printed == "extproc.yaml: ok (policy least_harm)\n"
     assert yaml.safe_load((tmp_path / "envoy.yaml").read_text())["static_resources"]
 
 
@@ -229,16 +225,10 @@ def test_printed_files_are_accepted_by_the_router_and_by_envoy(scheme: str, tmp_
         (tmp_path / name).write_text(text)
 
     checked = invoke("check-config", "-c", str(tmp_path / "extproc.yaml"))
-    validated = subprocess.run(
-        [find_envoy(), "--mode", "validate", "-c", str(tmp_path / "envoy.yaml")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    output_of(find_envoy(), "--mode", "validate", "-c", tmp_path / "envoy.yaml")
 
     assert checked.exit_code == 0, checked.output
     assert "ok (policy least_pending)" in checked.stdout
-    assert validated.returncode == 0, validated.stderr
 
 
 def test_printed_files_have_the_folder_of_adapters_its_store_and_its_token(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from extproc.files.tls import server_context
 from extproc.lab.fakepod.podserver import PodConfig, build_app, start_pod
 from extproc.stack.processes import free_port
 from tests.adapters.test_adapterfiles import write as write_adapter
-from tests.commandline import Command, commands, error_line, invoke, snippets
+from tests.commandline import Command, commands, error_line, invoke, output_of, snippets
 from tests.fakepods import running_pod
 from tests.pki import Pki
 from tests.servers import serving_app
@@ -57,14 +57,6 @@ async def ended(command: Command) -> int:
     status = await asyncio.to_thread(command.process.wait)
     await asyncio.to_thread(command.wait_until_gone)
     return status
-
-
-async def run(*command: str) -> str:
-    """Run a command and return its output."""
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    output, _ = await process.communicate()
-    assert process.returncode == 0
-    return output.decode()
 
 
 @asynccontextmanager
@@ -125,7 +117,7 @@ async def test_what_lies_in_a_folder_is_declared_and_more_can_be_by_the_printed_
     await wait_for(up, "reply.choices")
     write_adapter(folder / "NAME")
     declare = up.output.split("pods have it\n")[1].split("\n\n")[0]
-    made = json.loads(await run("bash", "-c", f"{declare} -s"))
+    made = json.loads(await asyncio.to_thread(output_of, "bash", "-c", f"{declare} -s"))
     url = re.search(r"curl (\S+/completions)", up.output)
     assert url
     served = {}
@@ -163,8 +155,10 @@ async def test_its_snippets_work_with_a_key_and_a_model_that_the_pods_list(
         await wait_for(up, "reply.choices")
         shell, python = snippets(up.output)
 
-        from_shell = await run("sh", "-c", shell.replace("curl ", "curl --silent "))
-        from_python = await run(sys.executable, "-c", python)
+        from_shell = await asyncio.to_thread(
+            output_of, "sh", "-c", shell.replace("curl ", "curl --silent ")
+        )
+        from_python = await asyncio.to_thread(output_of, sys.executable, "-c", python)
 
     assert f"  pods        {', '.join(addresses)}\n  policy      round_robin\n" in up.output
     assert "says it's 'quoted' \\ ü:" in yaml.safe_load(from_shell)["choices"][0]["text"]
@@ -252,7 +246,9 @@ async def test_it_serves_pods_with_certificates(
         up = start("--pod", url, "--ca-file", str(pki.ca))
         await wait_for(up, "reply.choices")
 
-        assert "pod-1 says sql:" in await run(sys.executable, "-c", snippets(up.output)[1])
+        assert "pod-1 says sql:" in await asyncio.to_thread(
+            output_of, sys.executable, "-c", snippets(up.output)[1]
+        )
 
 
 @pytest.mark.few(1)

@@ -15,7 +15,7 @@ from extproc.lab.workload.recorded import Record
 from extproc.observe.decisions import DecisionsService
 from extproc.observe.recording import Recording, RecordNames
 from extproc.observe.watchclient import WatchError
-from extproc.pods.completion import PickEnd
+from extproc.pods.completion import Ended
 from extproc.types import Outcome, Pick
 from extproc.wire.rpc import Code
 from tests.lab.trials.virtualrecord import made_record
@@ -195,7 +195,7 @@ async def test_a_router_s_decisions_are_written_and_lost_connections_counted() -
         async with beside(record_all([target], recording, out, seconds=600)):
             await eventually(lambda: service._watchers)
             service.publish(first)
-            service.ended(first.decision, PickEnd(Outcome.COMPLETED, 1.0))
+            service.ended(Ended(first.decision, Outcome.COMPLETED), 1.0)
             await eventually(lambda: recording.num_requests)
             service._watchers[0].call.end(Code.UNAVAILABLE, "draining")
             await eventually(lambda: "1 lost connections" in recording.says())

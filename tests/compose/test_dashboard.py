@@ -13,9 +13,10 @@ import pytest
 import yaml
 
 from extproc.stack.processes import get_page
+from tests.commandline import output_of
 from tests.compose.files import DASHBOARD, ROOT
 from tests.compose.promql import metrics_in, series_in, with_variables
-from tests.compose.test_files import needs, run
+from tests.compose.test_files import needs
 from tests.e2e.conftest import own_pods
 from tests.e2e.harness import RouterProcess
 
@@ -67,7 +68,7 @@ def test_every_query_is_promql(tmp_path: Path) -> None:
     file = tmp_path / "rules.yml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
 
-    run(needs("promtool", "prometheus"), "check", "rules", str(file))
+    output_of(needs("promtool", "prometheus"), "check", "rules", file)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import yaml
 
 from extproc.config import Config
 from extproc.config.configfile import load_config
-from tests.commandline import invoke
+from tests.commandline import invoke, output_of
 from tests.compose.files import COMPOSE, FILES, PROFILES, ROOT, mounts, services
 
 pytestmark = pytest.mark.timeout(180)
@@ -30,12 +29,6 @@ def needs(program: str, package: str) -> str:
     return found
 
 
-def run(*command: str) -> str:
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.fixture(params=sorted(services()))
 def service(request: pytest.FixtureRequest) -> dict[str, Any]:
     return services()[request.param]
@@ -45,7 +38,7 @@ def test_docker_compose_accepts_the_file() -> None:
     compose = needs("docker-compose", "docker-compose")
     profiles = [word for profile in PROFILES for word in ("--profile", profile)]
 
-    taken = yaml.safe_load(run(compose, "-f", str(COMPOSE), *profiles, "config"))
+    taken = yaml.safe_load(output_of(compose, "-f", COMPOSE, *profiles, "config"))
 
     assert taken["services"].keys() == services().keys()
     assert taken["services"]["pods"]["deploy"]["replicas"] == 4
@@ -153,7 +146,7 @@ def test_the_gateway_s_configuration_is_what_the_command_prints() -> None:
 
 
 def test_prometheus_accepts_its_configuration() -> None:
-    run(needs("promtool", "prometheus"), "check", "config", str(FILES / "prometheus.yml"))
+    output_of(needs("promtool", "prometheus"), "check", "config", FILES / "prometheus.yml")
 
 
 def test_grafana_is_provisioned_with_what_is_mounted() -> None:

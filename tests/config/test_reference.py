@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from pydantic.fields import FieldInfo
 from extproc.config import Config, reference
 from extproc.config.base import section_in
 from extproc.config.configfile import parse_config
+from tests.commandline import run
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "configuration.md"
@@ -64,12 +64,11 @@ def test_the_script_detects_an_old_page_and_writes_a_current_one(tmp_path: Path)
     shutil.copyfile(ROOT / "scripts" / "generated.py", tmp_path / "scripts" / "generated.py")
     page.write_text("old", encoding="utf-8")
 
-    def run(*options: str) -> int:
-        command = [sys.executable, str(script), *options]
+    def status(*options: str) -> int:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        return subprocess.run(command, check=False, env=environment).returncode
+        return run(sys.executable, script, *options, env=environment).returncode
 
-    assert [run("--check"), run(), run("--check")] == [1, 0, 0]
+    assert [status("--check"), status(), status("--check")] == [1, 0, 0]
     assert page.read_text(encoding="utf-8") == reference.render()
 
 

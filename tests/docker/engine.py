@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.commandline import run
 from tests.compose.files import ROOT
 from tests.e2e.harness import free_port
 from tests.waiting import eventually
@@ -21,11 +22,6 @@ from tests.waiting import eventually
 START = "EXTPROC_DOCKER_START"
 """The variable with a command that starts an engine that has the images or can pull them."""
 _LONG_S = 900.0
-
-
-def run(*command: str, within_s: float = 60.0, **more: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command and capture its output."""
-    return subprocess.run(command, capture_output=True, text=True, timeout=within_s, **more)
 
 
 def need_engine() -> None:

@@ -18,8 +18,9 @@ import grpc.aio
 import pytest
 import yaml
 
+from tests.commandline import run
 from tests.compose.files import ROOT
-from tests.docker.engine import need_engine, run
+from tests.docker.engine import need_engine
 from tests.e2e.charts import SERVING, health
 from tests.e2e.harness import free_port
 from tests.waiting import eventually

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from extproc import __version__
+from tests.commandline import output_of, run
 from tests.e2e.harness import RouterProcess
 
 ROOT = Path(__file__).parents[2]
@@ -32,11 +33,9 @@ def previous_wheel(folder: Path) -> Path:
     source = folder / "source"
     source.mkdir()
     _git("archive", "--output", str(folder / "source.tar"), commit).check_returncode()
-    subprocess.run(["tar", "-xf", str(folder / "source.tar"), "-C", str(source)], check=True)
+    output_of("tar", "-xf", folder / "source.tar", "-C", source)
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
-    done = subprocess.run(
-        [*pip, "--no-deps", "--wheel-dir", str(folder), str(source)], capture_output=True, text=True
-    )
+    done = run(*pip, "--no-deps", "--wheel-dir", folder, source)
     if done.returncode:
         pytest.skip(f"no wheel can be built of {commit[:8]}: {done.stderr[-300:]}")
     (wheel,) = folder.glob("*.whl")
@@ -64,4 +63,4 @@ def _previous_tag() -> str:
 
 
 def _git(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+    return run("git", *words, cwd=ROOT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from itertools import product
@@ -15,7 +16,14 @@ import pytest_asyncio
 from extproc.envoy.bootstrap import BodyDelivery, Mode
 from extproc.lab.fakepod.podserver import RunningPod
 from tests.e2e.conftest import NUM_PODS, PATIENCE_S, running_envoy
-from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, chat, h2_request
+from tests.e2e.harness import (
+    Client,
+    EnvoyProcess,
+    RouterProcess,
+    chat,
+    h2_request,
+    peak_memory_bytes,
+)
 from tests.waiting import eventually
 
 MODELS = [f"only-{number}" for number in range(NUM_PODS)]
@@ -47,6 +55,20 @@ AS_SHIPPED = [
 """The configurations in envoy/."""
 
 
+PLAIN = b'{"model":"only-1","max_tokens":2,"messages":[{"role":"user","content":"Hello"}]}'
+MAX_ENVOY_BYTES = 400 * 2**20
+ZSTD_HEADER, ZSTD_LAST_BLOCK = bytes.fromhex("28b52ffd20"), 8 * len(PLAIN) + 1
+COMPRESSED = {
+    "gzip": gzip.compress(PLAIN),
+    "br": bytes.fromhex(
+        "1b4f00502c0aec36e21ca106832e6bbefb5a84056f6fc684b5b54e5f17cb1491d96a9196af"
+        "b9e0901381ec2d90e6491e63ebb9ca65b02f1d05f091db96e79478f90a802146327e2ce801"
+    ),
+    "zstd": ZSTD_HEADER + bytes((len(PLAIN),)) + ZSTD_LAST_BLOCK.to_bytes(3, "little") + PLAIN,
+}
+"""The same body; zstd's has one block, as it is."""
+
+
 def parameters() -> list[Any]:
     """All cases; those as shipped are smoke tests."""
     return [
@@ -62,6 +84,12 @@ class Gateway:
     envoy: EnvoyProcess
     client: Client
     router: RouterProcess
+
+
+def may_be_sent_twice(case: Case) -> bool:
+    """Whether a body with trailers comes in parts where Envoy may retry."""
+    whole = (BodyDelivery.BUFFERED, BodyDelivery.HEADERS_ONLY)
+    return case.mode is not Mode.FULL_DUPLEX and case.body not in whole
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session", params=parameters(), ids=str)
@@ -148,9 +176,38 @@ async def test_a_body_that_comes_in_two_parts_is_routed(gateway: Gateway) -> Non
     assert answer.served_by == "pod-2"
 
 
+@pytest.mark.parametrize("encoding", COMPRESSED)
+async def test_a_compressed_body_is_routed_by_its_adapter(gateway: Gateway, encoding: str) -> None:
+    answer = await gateway.client.request(
+        "POST",
+        "/v1/chat/completions",
+        COMPRESSED[encoding],
+        headers={"content-encoding": encoding},
+    )
+    if may_be_sent_twice(gateway.case):
+        assert (answer.status, answer.error_code) == (415, "unsupported_content_encoding")
+        return
+
+    assert answer.status == 200, answer.body
+    assert (answer.served_by, answer.json["model"]) == ("pod-1", "only-1")
+
+
+async def test_a_body_that_inflates_without_end_is_refused(gateway: Gateway) -> None:
+    """By what Envoy buffers, or what the router reads of one message (503), or as Envoy stops
+    inflating: what is left is no JSON."""
+    answer = await gateway.client.request(
+        "POST",
+        "/v1/chat/completions",
+        gzip.compress(PLAIN[:-1] + b" " * 100_000_000 + b"}"),
+        headers={"content-encoding": "gzip"},
+    )
+
+    assert answer.status in (400, 413, 415, 503), answer.body
+    assert peak_memory_bytes(gateway.envoy) < MAX_ENVOY_BYTES
+
+
 async def test_a_request_with_trailers_is_routed(gateway: Gateway) -> None:
-    in_parts = gateway.case.body not in (BodyDelivery.BUFFERED, BodyDelivery.HEADERS_ONLY)
-    if gateway.case.mode is not Mode.FULL_DUPLEX and in_parts:
+    if may_be_sent_twice(gateway.case):
         pytest.skip("Envoy 1.40 sends the body twice, where the router may retry (issue 45470)")
 
     answer = await h2_request(gateway.envoy.port, chat("only-1"), has_trailers=True)

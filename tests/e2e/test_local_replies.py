@@ -28,6 +28,12 @@ NOT_HTTP = {
     "unknown encoding": (POST + b"transfer-encoding: gzip\r\n\r\n", 501, "bad_request"),
     "unknown method": (b"FOO /v1/completions HTTP/1.1\r\nhost: x\r\n\r\n", 400, "bad_request"),
     "upgrade": (POST + b"connection: upgrade\r\nupgrade: websocket\r\n\r\n", 403, "bad_request"),
+    "websocket of responses": (
+        POST.replace(b"chat/completions", b"responses", 1)
+        + b"connection: upgrade\r\nupgrade: websocket\r\n\r\n",
+        426,
+        "no_websockets",
+    ),
     "large headers": (POST + b"a: " + b"x" * 80_000 + b"\r\n\r\n", 431, "headers_too_large"),
     "many headers": (POST + b"a: b\r\n" * 200 + b"\r\n", 431, "headers_too_large"),
 }
@@ -48,7 +54,7 @@ async def test_bytes_that_are_no_request_get_an_error_in_openai_shape(mode: Mode
     """In full duplex only until the router is asked: after that, responses pass through it."""
     sent = {name: each[0] for name, each in NOT_HTTP.items()}
     if mode is Mode.FULL_DUPLEX:
-        del sent["chunk not a number"], sent["upgrade"]
+        del sent["chunk not a number"], sent["upgrade"], sent["websocket of responses"]
     options: dict[str, Any] = {}
     if mode is Mode.OVERRIDE_HOST:  # then without a router, too
         options = {"static_pods": ("127.0.0.1:1",), "failure_mode_allow": True}

@@ -29,6 +29,7 @@ from extproc.lab.workload.judge import Slo, percentile
 from extproc.lab.workload.recorded import Record, read_record
 from extproc.lab.workload.requests import Workload
 from extproc.lab.workload.running import FleetResult
+from tests.commandline import run
 from tests.e2e.harness import RouterProcess
 from tests.e2e.realfleet import PROFILE, SETTINGS, run_real, small_workload
 from tests.waiting import eventually
@@ -79,7 +80,7 @@ def recorder(path: Path) -> Callable[[RouterProcess], AbstractAsyncContextManage
 
 def whatif(path: Path, profile: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = (*EXTPROC, "whatif", str(path), "--profile", str(profile), *options)
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return run(*command)
 
 
 async def test_a_record_of_real_requests_is_told_by_the_model_and_a_wrong_one_is_refused(

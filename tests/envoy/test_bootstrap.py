@@ -17,6 +17,7 @@ from extproc.envoy.bootstrap import BodyDelivery, BootstrapOptions, Mode, TlsFil
 from extproc.paths import DEFAULT_INFERENCE_PATHS
 from extproc.stack.stack import find_envoy
 from extproc.wire.httpserver import DEFAULT_HTTP_LIMITS
+from tests.commandline import run
 from tests.pki import Pki
 
 FOLDER = Path(__file__).parents[2] / "envoy"
@@ -411,10 +412,29 @@ def test_the_address_that_is_dialled_comes_from_metadata_whatever_header_came() 
 def test_with_headers_only_envoy_reads_the_model_and_passes_it_on() -> None:
     document = rendered(request_body=BodyDelivery.HEADERS_ONLY)
 
-    first = manager(document)["http_filters"][0]
-    assert first["name"] == "envoy.filters.http.json_to_metadata"
+    names = [each["name"] for each in manager(document)["http_filters"]]
+    at = names.index("envoy.filters.http.json_to_metadata")
+    assert names[at + 1] == "envoy.filters.http.ext_proc"
+    assert all(each.startswith("inflate-") for each in names[:at]), (
+        "the model is read in plain JSON"
+    )
     forwarded = ext_proc(document)["metadata_options"]["forwarding_namespaces"]["untyped"]
     assert "extproc.request" in forwarded
+
+
+@pytest.mark.parametrize("body", list(BodyDelivery))
+@pytest.mark.parametrize("mode", list(Mode))
+def test_bodies_are_inflated_unless_envoy_may_then_send_them_twice(
+    mode: Mode, body: BodyDelivery
+) -> None:
+    names = [
+        each["name"] for each in manager(rendered(mode=mode, request_body=body))["http_filters"]
+    ]
+    comes_whole = body in (BodyDelivery.BUFFERED, BodyDelivery.HEADERS_ONLY)
+
+    inflating = {name for name in names if name.startswith("inflate-")}
+    whole = {"inflate-gzip", "inflate-zstd", "inflate-br"}
+    assert inflating == (whole if mode is Mode.FULL_DUPLEX or comes_whole else set())
 
 
 @pytest.mark.parametrize(
@@ -502,11 +522,8 @@ async def complaint(options: BootstrapOptions, path: Path, slots: asyncio.Semaph
     path.write_text(render(options))
     command = (find_envoy(), "-c", str(path), "--mode", "validate", "--disable-hot-restart")
     async with slots:
-        process = await asyncio.create_subprocess_exec(
-            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-        )
-        output, _ = await process.communicate()
-    return None if process.returncode == 0 else f"{options}: {output.decode()[-1000:]}"
+        done = await asyncio.to_thread(run, *command)
+    return None if done.returncode == 0 else f"{options}: {done.stderr[-1000:]}"
 
 
 @pytest.mark.e2e

@@ -15,6 +15,7 @@ import pytest
 
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.fakepod.podserver import PodConfig, RunningPod
+from tests.commandline import run
 from tests.e2e.conftest import SLOW, router_config, running_envoy
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess
 from tests.fakepods import running_pods
@@ -42,21 +43,14 @@ async def gateway(num_pods: int, config: dict[str, Any], **pod: Any) -> AsyncIte
         yield pods, router, envoy
 
 
-async def run(*arguments: str) -> tuple[int, str, str]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(CLIENT), *arguments),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    async with asyncio.timeout(WITHIN_S):
-        said, complained = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, said.decode(), complained.decode()
+async def run_client(*arguments: str) -> tuple[int, str, str]:
+    done = await asyncio.to_thread(run, sys.executable, CLIENT, *arguments, within_s=WITHIN_S)
+    return done.returncode, done.stdout, done.stderr
 
 
 async def test_it_lists_models_streams_from_two_adapters_and_shows_an_error() -> None:
     async with gateway(2, {}) as (_, router, envoy):
-        status, said, complained = await run(envoy.url, "--admin", router.admin_url)
+        status, said, complained = await run_client(envoy.url, "--admin", router.admin_url)
 
     assert (status, complained) == (0, "")
     bases, adapters, chat, chat_s_pod, sql, sql_s_pod, error = said.splitlines()
@@ -84,7 +78,7 @@ async def test_it_repeats_what_got_429_until_there_is_room() -> None:
             asyncio.TaskGroup() as tasks,
             Client(envoy.url, http).streaming("sql", max_tokens=4000),
         ):
-            running = tasks.create_task(run(envoy.url))
+            running = tasks.create_task(run_client(envoy.url))
             await eventually(has_refused)
     status, said, complained = running.result()
 
@@ -96,7 +90,7 @@ async def test_without_pods_it_ends_with_the_error_of_the_router() -> None:
     # Each of its attempts is held for so long, should the pod come back.
     async with gateway(1, {"request": {"max_hold_s": 0.5}}) as (pods, _, envoy):
         await pods[0].stop()
-        status, _, complained = await run(envoy.url)
+        status, _, complained = await run_client(envoy.url)
 
     assert status == 1
     assert complained.startswith("Error code: 503 - "), complained

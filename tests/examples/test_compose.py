@@ -11,8 +11,9 @@ from typing import Any
 
 import yaml
 
+from tests.commandline import output_of
 from tests.compose import files
-from tests.compose.test_files import needs, router_config, run
+from tests.compose.test_files import needs, router_config
 
 EXAMPLE = files.ROOT / "examples" / "compose" / "vllm.yaml"
 
@@ -41,7 +42,7 @@ def test_docker_compose_adds_it_to_the_file_that_it_is_for() -> None:
         r"^#   docker compose (.*) --profile vllm up", EXAMPLE.read_text(), re.M
     )
     command = [compose, *shlex.split(options), "--profile", "vllm", "--profile", "cpu", "config"]
-    merged = yaml.safe_load(run(*command))["services"]
+    merged = yaml.safe_load(output_of(*command, cwd=files.ROOT))["services"]
 
     assert merged.keys() == {*files.services(), "vllm-cpu"}
     assert merged["pods"]["deploy"]["replicas"] == 0

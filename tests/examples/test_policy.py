@@ -6,7 +6,6 @@ The policy's own test, which users can copy, runs beside it.
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import yaml
 
 from extproc.commands.labrun import read_result
 from extproc.lab.fakepod.podserver import PodConfig
-from tests.commandline import invoke
+from tests.commandline import invoke, run
 from tests.e2e.conftest import behind_envoy, router_config
 from tests.e2e.harness import free_port
 from tests.fakepods import running_pods
@@ -82,7 +81,7 @@ def test_the_laboratory_judges_it(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "extproc", "lab", "run", str(path)]
     command += ["--policy", "tenants:Tenants", "--only", "tenants:Tenants", "--only", "founding"]
     command += ["--jobs", "1", "--out", str(tmp_path / "mine.json")]
-    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=170)
+    done = run(*command, cwd=FOLDER, within_s=170)
 
     assert done.returncode == 0, done.stderr
     assert "0 of 2 trials" in done.stderr

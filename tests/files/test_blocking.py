@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 import threading
 
 import pytest
 
 from extproc.files.blocking import BlockingCalls
+from tests.commandline import output_of
 
 
 async def test_a_call_returns_or_raises_what_the_work_does() -> None:
@@ -65,4 +65,4 @@ async def main():
 
 asyncio.run(main())
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    output_of(sys.executable, "-c", code)

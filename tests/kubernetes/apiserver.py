@@ -19,7 +19,6 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Self
@@ -30,6 +29,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from extproc.files.tls import client_context
 from extproc.stack.processes import ChildProcess, free_port
+from tests.commandline import run
 
 READY_S = 180.0
 """Two seconds on an idle machine."""
@@ -286,15 +286,8 @@ class ApiServer:
     ) -> subprocess.CompletedProcess[str]:
         path = find_program("kubectl")
         assert path is not None, missing_programs("kubectl")
-        command: Sequence[str] = (
-            path,
-            f"--kubeconfig={self.kubeconfig}",
-            f"--cache-dir={self.dir}/kubectl-cache",
-            *arguments,
-        )
-        return subprocess.run(
-            command, input=input, capture_output=True, text=True, timeout=120, check=False
-        )
+        own = (f"--kubeconfig={self.kubeconfig}", f"--cache-dir={self.dir}/kubectl-cache")
+        return run(path, *own, *arguments, input=input)
 
 
 def _kill(program: ChildProcess) -> None:

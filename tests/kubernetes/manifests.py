@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.commandline import output_of
 from tests.kubernetes.apiserver import find_program, missing_programs
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
@@ -54,11 +54,7 @@ def build(folder: Path) -> str:
     program = find_program("kubectl")
     if program is None:
         pytest.skip(missing_programs("kubectl"))
-    done = subprocess.run(
-        [program, "kustomize", str(folder)], capture_output=True, text=True, timeout=30, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return output_of(program, "kustomize", folder)
 
 
 def objects(text: str) -> list[Object]:

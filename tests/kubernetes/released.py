@@ -10,7 +10,6 @@ import asyncio
 import base64
 import json
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -19,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from tests.commandline import output_of
 from tests.e2e.forwarder import Switch
 from tests.e2e.harness import RouterProcess
 from tests.kubernetes.apiserver import ApiServer
@@ -52,10 +52,7 @@ def type_it(server: ApiServer, words: list[str]) -> None:
     # Helm keeps what it learns of an API server at home.
     home = str(server.kubeconfig.parent)
     env = {"KUBECONFIG": str(server.kubeconfig), "PATH": "/usr/bin:/bin", "HOME": home}
-    done = subprocess.run(
-        command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    output_of(*command, cwd=ROOT, env=env)
 
 
 class ReleasedRouter(RouterProcess):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from itertools import product
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 import yaml
 
 from extproc.config.configfile import parse_config
+from tests.commandline import output_of
 from tests.kubernetes.chart import (
     CHART,
     example_values,
@@ -258,10 +258,7 @@ def comparable(found: list[Object]) -> dict[tuple[str, str], Object]:
 
 def test_the_manifests_are_rendered_from_the_chart() -> None:
     """Else run `make manifests`."""
-    command = [sys.executable, "scripts/render-manifests", "--check"]
-    root = MANIFESTS.parent
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    output_of(sys.executable, "scripts/render-manifests", "--check", cwd=MANIFESTS.parent)
 
 
 @pytest.mark.parametrize(

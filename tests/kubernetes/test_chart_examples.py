@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 import yaml
 
 from extproc.config.configfile import parse_config
+from tests.commandline import output_of
 from tests.compose.promql import metrics_in, series_in
 from tests.e2e.harness import RouterProcess
 from tests.kubernetes.apiserver import ApiServer
@@ -74,15 +74,7 @@ def check(folder: Path, series: list[str], expected: int) -> None:
         ],
     }
     (folder / "test.yaml").write_text(yaml.safe_dump({"rule_files": [], "tests": [case]}))
-    done = subprocess.run(
-        ["promtool", "test", "rules", "test.yaml"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    output_of("promtool", "test", "rules", "test.yaml", cwd=folder)
 
 
 async def test_the_series_that_pods_are_scaled_by_are_those_of_a_router() -> None:

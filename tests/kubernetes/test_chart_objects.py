@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 import yaml
 
 from extproc.config.configfile import parse_config
+from tests.commandline import run
 from tests.e2e.harness import RouterProcess
 from tests.fakepods import running_pod
 from tests.kubernetes.apiserver import ApiServer
@@ -168,11 +168,9 @@ async def test_the_chart_s_test_passes_where_a_router_has_pods_that_report() -> 
     *_, script, url = container["args"]
     path = url.removeprefix("http://extproc.llm.svc:9090")
 
-    async def run(router: RouterProcess) -> tuple[int, str]:
-        command = [sys.executable, "-c", script, f"{router.admin_url}{path}"]
-        done = await asyncio.to_thread(
-            subprocess.run, command, capture_output=True, text=True, check=False
-        )
+    async def test(router: RouterProcess) -> tuple[int, str]:
+        command = (sys.executable, "-c", script, f"{router.admin_url}{path}")
+        done = await asyncio.to_thread(run, *command)
         return done.returncode, done.stdout
 
     async with running_pod() as pod_that_reports:
@@ -180,14 +178,14 @@ async def test_the_chart_s_test_passes_where_a_router_has_pods_that_report() -> 
         async with RouterProcess(static) as router:
 
             async def is_passed() -> bool:  # once the pod has reported
-                return await run(router) == (
+                return await test(router) == (
                     0,
                     "The router has 1 pods, of which 0 do not report.\n",
                 )
 
             await eventually(is_passed)
     async with RouterProcess({"discovery": {"static": []}}) as router:
-        assert await run(router) == (1, "The router has 0 pods, of which 0 do not report.\n")
+        assert await test(router) == (1, "The router has 0 pods, of which 0 do not report.\n")
 
 
 @pytest.mark.kubernetes

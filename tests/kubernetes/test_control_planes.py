@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.commandline import output_of
 
 ROOT = Path(__file__).parents[2]
 WITHIN_S = 300
@@ -74,11 +75,7 @@ class ControlPlane:
         return {labels: int(float(value)) for labels, value in lines}
 
     def _run(self, *command: str) -> str:
-        done = subprocess.run(
-            command, env=self._env, capture_output=True, text=True, timeout=WITHIN_S, check=False
-        )
-        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
-        return done.stdout
+        return output_of(*command, env=self._env, within_s=WITHIN_S)
 
 
 def running(name: str, url: str, host: str) -> Callable[..., Iterator[ControlPlane]]:

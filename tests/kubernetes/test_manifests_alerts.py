@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from tests.commandline import output_of
 from tests.compose.promql import series_in
 from tests.e2e.harness import RouterProcess
 from tests.kubernetes.manifests import MANIFESTS, PROMTOOL, needs_promtool
@@ -31,10 +31,7 @@ def promtool(*arguments: str, folder: Path) -> None:
     """Run promtool on the rules, which it finds as `rules.yaml`."""
     assert PROMTOOL is not None
     (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": rule_groups()}))
-    done = subprocess.run(
-        [PROMTOOL, *arguments], cwd=folder, capture_output=True, text=True, timeout=50, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    output_of(PROMTOOL, *arguments, cwd=folder)
 
 
 @needs_promtool

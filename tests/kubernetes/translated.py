@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import json
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from tests.commandline import output_of
 from tests.kubernetes.apiserver import find_program, missing_programs
 
 TRANSLATE_S = 150.0
@@ -106,16 +106,8 @@ def _run_egctl(text: str) -> str:
     program = find_program("egctl")
     assert program is not None, missing_programs("egctl")
     options = ("--from", "gateway-api", "--to", "gateway-api,xds", "-o", "json", "-f", "-")
-    done = subprocess.run(
-        [program, "experimental", "translate", *options],
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=TRANSLATE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    command = (program, "experimental", "translate", *options)
+    return output_of(*command, input=text, within_s=TRANSLATE_S)
 
 
 def _service(name: str, namespace: str) -> dict[str, Any]:

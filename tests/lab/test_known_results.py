@@ -22,9 +22,11 @@ from extproc.lab.workload.requests import Arrival, Workload
 from extproc.lab.workload.synthetic import zipf
 from extproc.routing.policies import LeastPending, Policy
 from extproc.types import Choice, RequestInfo, Snapshot
+from tests.conftest import some
 from tests.lab.lab import run
 
 Key = TypeVar("Key", int, float)
+SEEDS = some(range(3), 1)
 
 
 def show(title: str, published: Mapping[Key, float], found: Mapping[Key, float]) -> None:
@@ -60,7 +62,7 @@ def test_more_adapters_than_slots_is_a_cliff() -> None:
         result = run(work, num_pods=1, max_loras=8, warm_up_s=20)
         return measure(result, Slo()).ttft_mean_s * 1e3
 
-    found = {n: fmean(mean_ms(n, seed) for seed in range(2)) for n in SGLANG_13349_MS}
+    found = {n: fmean(mean_ms(n, seed) for seed in SEEDS[:2]) for n in SGLANG_13349_MS}
     show("TTFT by adapters, 8 slots, ms: published median, found mean", SGLANG_13349_MS, found)
 
     for num_adapters, published_ms in SGLANG_13349_MS.items():
@@ -140,8 +142,7 @@ def p99_ms(policy: type[Policy] | LeastKvInside, interval_s: float, seed: int) -
 
 def test_old_knowledge_of_kv_usage_ruins_the_tail_as_in_bliss_h29() -> None:
     found = {
-        age_s: fmean(p99_ms(LeastKvInside(age_s), 1.0, seed) for seed in range(3))
-        for age_s in H29_MS
+        age_s: fmean(p99_ms(LeastKvInside(age_s), 1.0, seed) for seed in SEEDS) for age_s in H29_MS
     }
     show("p99 TTFT by age of the KV usage, s: published, found, ms", H29_MS, found)
 
@@ -154,8 +155,8 @@ def test_a_page_is_a_step_old_however_often_it_is_scraped() -> None:
     """A page shows what the last step left, and steps with four prompts take 43 ms: scraped every
     5 ms it is as good as BLIS's knowledge at 50 to 100 ms. So old scrapes add less: a factor
     of three at 500 ms, where BLIS has one of sixteen. One's own counts need no page."""
-    page = {s: fmean(p99_ms(LeastKvOnPage, s, seed) for seed in range(3)) for s in (0.005, 0.5)}
-    own = {s: fmean(p99_ms(LeastPending, s, seed) for seed in range(3)) for s in (0.005, 0.5)}
+    page = {s: fmean(p99_ms(LeastKvOnPage, s, seed) for seed in SEEDS) for s in (0.005, 0.5)}
+    own = {s: fmean(p99_ms(LeastPending, s, seed) for seed in SEEDS) for s in (0.005, 0.5)}
     print(f"\np99 TTFT, ms, by seconds between scrapes: on the page {page}, own counts {own}")
 
     assert H29_MS[0.05] / H29_ERROR < page[0.005] < H29_MS[0.1] * H29_ERROR

@@ -34,7 +34,7 @@ def test_work_begins_when_it_was_sent_or_after_what_is_ahead() -> None:
     made = prompts(2.0)
     made.add("x", 1000, at_s=9.5, now=10.0)
     assert made.done_s == 13.0
-    made.add("y", 500, 0.5, at_s=19.5, now=20.0)
+    made.add("y", 500, 19.5, 20.0, 0.5)
 
     assert made.done_s == 20.5
 

@@ -24,7 +24,7 @@ from extproc.observe.decisions import MAX_PER_PASS, MAX_SHARE, MIN_BEHIND, Decis
 from extproc.observe.watcher import MAX_FILTER_MODELS, MAX_REQUEST_BYTES
 from extproc.openai import MAX_MODEL_BYTES
 from extproc.pods.columns import Candidates
-from extproc.pods.completion import DecisionRecord, PickEnd
+from extproc.pods.completion import DecisionRecord, Ended
 from extproc.types import EndpointView, Outcome, Pick, Reason, Rejection, RequestInfo
 from extproc.wire.rpc import Code, Session
 from tests.wire.fake_call import FakeCall, begin
@@ -131,7 +131,7 @@ def test_a_pick_that_is_no_longer_kept_keeps_no_state_of_the_endpoints() -> None
     for number, pick in enumerate(picks):
         service.publish(DecisionRecord(pick, WALL_S, 0.0))
         if number == 1:
-            service.ended(pick, PickEnd(Outcome.COMPLETED, WALL_S))
+            service.ended(Ended(pick, Outcome.COMPLETED), WALL_S)
 
     assert [list(pick.candidates) for pick in picks] == [[], *[[VIEW]] * (MIN_BEHIND + 1)]
     assert len(picks[0].candidates) == 0

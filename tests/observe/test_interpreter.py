@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 import sys
 import sysconfig
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from extproc.observe.interpreter import interpreter
+from tests.commandline import output_of
 
 PRINT = "from extproc.observe.interpreter import interpreter; print(interpreter()['compiler'])"
 
@@ -52,8 +52,6 @@ def test_of_this_interpreter_it_is_what_the_environment_asks_for(
 ) -> None:
     """Where it has a compiler, and tells."""
     env = {**os.environ, "PYTHON_JIT": asked}
-    done = subprocess.run(
-        [sys.executable, "-c", PRINT], env=env, capture_output=True, text=True, check=True
-    )
+    printed = output_of(sys.executable, "-c", PRINT, env=env)
 
-    assert done.stdout.strip() in said | {"absent", "unknown"}
+    assert printed.strip() in said | {"absent", "unknown"}

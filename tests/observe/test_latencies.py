@@ -16,14 +16,15 @@ from extproc.observe.counters import Histogram, Histograms
 from extproc.observe.latencies import MAX_PODS_WITH_BUCKETS, MAX_UNCOUNTED, Latencies
 from extproc.observe.telemetry import Telemetry
 from extproc.paths import RESPONSES_PATH
-from extproc.pods.completion import PickEnded, first_token_s
+from extproc.pods.completion import Completion, Ended, first_token_s
 from extproc.types import Outcome, Pick
 from tests.builders import address, completion, endpoint_view, pick, request, snapshot
 
 
-def ended(chosen: Pick, **more: Any) -> PickEnded:
+def ended(chosen: Pick, **more: Any) -> tuple[Ended, Completion]:
     entry = completion(chosen.id, **more)
-    return PickEnded(chosen, entry, first_token_s(entry, chosen.request.path))
+    ttft_s = first_token_s(entry, chosen.request.path)
+    return Ended(chosen, entry.outcome, entry, ttft_s), entry
 
 
 class Scene:
@@ -39,7 +40,7 @@ class Scene:
         """One that was answered after 0.1 s and streamed until 0.2 s."""
         info = request(model, arrived_at_s=arrived_at_s)
         chosen = pick(info=info, picked_at_s=picked_at_s)
-        self.latencies.record(ended(chosen, **more))
+        self.latencies.record(*ended(chosen, **more))
 
     def families(self) -> Sequence[Metric]:
         return [make() for make in self.latencies.families(self.endpoints)]
@@ -99,7 +100,7 @@ def test_only_a_response_that_shows_its_first_token_has_a_time_to_it(
 def test_a_path_that_does_not_begin_with_a_token_has_no_time_to_it() -> None:
     scene = Scene()
     chosen = pick(info=request("a", path=RESPONSES_PATH))
-    scene.latencies.record(ended(chosen))
+    scene.latencies.record(*ended(chosen))
 
     assert scene.counts("model_ttft") == {}
     assert scene.counts("model_duration") == {"a": 1}
@@ -159,7 +160,7 @@ def test_models_beyond_the_cap_share_a_label() -> None:
 def test_the_name_is_the_one_that_the_client_wrote() -> None:
     scene = Scene()
     chosen = pick(info=request("customer-07-v2", _written="customer-07"))
-    scene.latencies.record(ended(chosen))
+    scene.latencies.record(*ended(chosen))
 
     assert scene.counts("model_ttft") == {"customer-07": 1}
 
@@ -211,7 +212,7 @@ def test_the_metrics_have_them_with_buckets() -> None:
     views = snapshot(endpoint_view(1))
     telemetry = Telemetry(snapshot=lambda: views, version="1")
     chosen = pick()
-    telemetry.logged(ended(chosen, first_body_byte_s=0.15))
+    telemetry.logged(*ended(chosen, first_body_byte_s=0.15))
     telemetry.completed(Outcome.COMPLETED, 0.0)
 
     def value(bound: str) -> float | None:

@@ -18,7 +18,7 @@ from extproc.observe.decisions import DecisionsService
 from extproc.observe.livefeed import MAX_ADAPTERS, MAX_DECISIONS, MAX_PODS, MAX_WARNINGS, LiveFeed
 from extproc.observe.telemetry import Telemetry
 from extproc.passes import last
-from extproc.pods.completion import DecisionRecord, PickEnd
+from extproc.pods.completion import DecisionRecord, Ended
 from extproc.queue import HoldQueue, Ticket
 from extproc.queue.status import describe_queue
 from extproc.rejections import saturated
@@ -251,7 +251,7 @@ def test_a_decision_says_how_its_pick_ended_as_soon_as_that_is_known() -> None:
     chosen = pick()
     scene.decide(chosen)
     before = scene.frame()["decisions"][0]["end"]
-    scene.decisions.ended(chosen, PickEnd(Outcome.COMPLETED, 1.0, completion(chosen.id)))
+    scene.decisions.ended(Ended(chosen, Outcome.COMPLETED, completion(chosen.id)), 1.0)
     after = scene.frame()["decisions"][0]["end"]
 
     assert (before, after) == (

@@ -12,7 +12,7 @@ from extproc.gen.client.extproc import v1
 from extproc.observe.decisionmessages import describe, encode, encode_end
 from extproc.observe.decisions import MIN_BEHIND, DecisionsService
 from extproc.observe.outcomes import tell_outcome
-from extproc.pods.completion import DecisionRecord, PickEnd
+from extproc.pods.completion import DecisionRecord, Ended
 from extproc.rejections import saturated
 from extproc.types import Outcome, Pick
 from extproc.wire.rpc import Code
@@ -38,7 +38,7 @@ def publish(service: DecisionsService, decision: Pick) -> Pick:
 def end(service: DecisionsService, decision: Pick, **entry: Any) -> None:
     outcome = entry.get("outcome", Outcome.COMPLETED)
     logged = completion(decision.id, **entry)
-    service.ended(decision, PickEnd(outcome, WALL_S + 1, logged, output_tokens=3.5))
+    service.ended(Ended(decision, outcome, logged, output_tokens=3.5), WALL_S + 1)
 
 
 def told(call: FakeCall) -> list[tuple[int, str]]:
@@ -50,7 +50,7 @@ def told(call: FakeCall) -> list[tuple[int, str]]:
 def sentence(how: Outcome = Outcome.COMPLETED, *, is_logged: bool = True, **entry: Any) -> str:
     logged = completion("pick-1", **({"outcome": how} | entry)) if is_logged else None
     record = DecisionRecord(chosen(), WALL_S, 0.0)
-    record.finish(PickEnd(how, WALL_S, logged), 1)
+    record.finish(Ended(chosen(), how, logged), WALL_S, 1)
     return tell_outcome(record)
 
 
@@ -134,7 +134,7 @@ def test_without_an_access_log_the_end_is_told_as_far_as_it_is_known() -> None:
 
 def test_the_clients_runtime_reads_an_outcome_and_absent_figures() -> None:
     record = DecisionRecord(chosen(), WALL_S, 0.0)
-    record.finish(PickEnd(Outcome.EXPIRED, WALL_S + 1), 7)
+    record.finish(Ended(chosen(), Outcome.EXPIRED), WALL_S + 1, 7)
     news, whole = v1.Decision.parse(encode_end(record)), v1.Decision.parse(encode(3, record))
 
     assert news.outcome == whole.outcome
@@ -149,7 +149,7 @@ def test_the_clients_runtime_reads_an_outcome_and_absent_figures() -> None:
 def test_figures_from_outside_are_within_their_fields() -> None:
     record = DecisionRecord(chosen(), WALL_S, 0.0)
     wild = completion("p", duration_s=1e99, attempts=10**9, status=10**9, address="a" * 9_999)
-    record.finish(PickEnd(Outcome.COMPLETED, WALL_S, wild), 1)
+    record.finish(Ended(chosen(), Outcome.COMPLETED, wild), WALL_S, 1)
     outcome = describe(1, record)["outcome"]
 
     assert outcome["duration_seconds"] == MAX_DURATION_S

@@ -26,7 +26,7 @@ from extproc.observe.watchclient import (
     render,
     watch,
 )
-from extproc.pods.completion import DecisionRecord, PickEnd
+from extproc.pods.completion import DecisionRecord, Ended
 from extproc.types import EndpointView, Outcome, Pick, Reason, Rejection, RequestInfo
 from extproc.wire.rpc import Call, Code, Metadata, Method
 from tests.builders import completion
@@ -345,7 +345,7 @@ async def test_outcomes_are_lines_of_their_own_and_one_request_is_told_to_its_en
         first = await anext(decisions)
         assert is_unfinished(first)
         assert isinstance(record.decision, Pick)
-        service.ended(record.decision, PickEnd(Outcome.COMPLETED, WALL_S, entry))
+        service.ended(Ended(record.decision, Outcome.COMPLETED, entry), WALL_S)
         rest = [each async for each in decisions]
         finished = [each async for each in watch(f"127.0.0.1:{port}", about="id")]
 
@@ -376,7 +376,7 @@ async def test_resuming_loses_no_outcome_and_repeats_none() -> None:
         seen = [await anext(decisions) for _ in records]
         for record in records:
             assert isinstance(record.decision, Pick)
-            service.ended(record.decision, PickEnd(Outcome.COMPLETED, WALL_S))
+            service.ended(Ended(record.decision, Outcome.COMPLETED), WALL_S)
         seen += await take(decisions, 2)
 
     assert [each.sequence for each in seen] == [1, 2, 0, 0]

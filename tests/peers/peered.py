@@ -132,6 +132,8 @@ async def linking(
     near = dial(server.address)
     before(near, far)
     async with near.running(), far.running():
-        await eventually(lambda: near.pool.told.num_routers == far.pool.told.num_routers == 1)
+        await eventually(
+            lambda: near.pool.peer_picks.num_routers == far.pool.peer_picks.num_routers == 1
+        )
         yield near, far
     await server.close()

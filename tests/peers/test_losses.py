@@ -174,4 +174,4 @@ def test_two_seconds_after_a_router_is_killed_the_others_count_each_other_exactl
     fleet.live(1.9)
 
     assert fleet.are_true()
-    assert [each.pool.told.num_routers for each in fleet.members] == [1, 1]
+    assert [each.pool.peer_picks.num_routers for each in fleet.members] == [1, 1]

@@ -59,7 +59,7 @@ async def test_a_stranger_who_echoes_what_is_declared_stops_no_loads_and_ends_no
     assert not router.adapters.is_led(may_load=False, now=0.0)
     assert not router.catalog.planner.leaving_elsewhere
     assert router.catalog.failed == {}
-    assert not router.pool.told.num_in_flight
+    assert not router.pool.peer_picks.num_in_flight
     assert not router.relay.is_fed
 
 

@@ -82,7 +82,9 @@ async def test_what_a_tenant_gets_of_one_router_the_other_hears(
 ) -> None:
     async with linked() as (near, far):
         shares: list[tuple[object, ...]] = []
-        monkeypatch.setattr(far.router.queue, "charge_told", lambda *share: shares.append(share))
+        monkeypatch.setattr(
+            far.router.queue, "charge_elsewhere", lambda *share: shares.append(share)
+        )
         info = request("a", claim=Claim(tenant="t", priority=-1, _weight=0.5))
         made = pick("aa-1", info=info)
         near.pool.flights.start(made, now=time.monotonic())
@@ -178,7 +180,7 @@ async def test_picks_of_pods_that_the_other_does_not_know_are_counted_as_such() 
         near.pick(2, 1)
         await eventually(lambda: far.counts() == [(0, 1, 1)])
 
-        assert far.pool.told.num_ignored[UNKNOWN_POD] == 1
+        assert far.pool.peer_picks.num_ignored[UNKNOWN_POD] == 1
 
 
 async def test_what_is_told_is_in_the_metrics() -> None:

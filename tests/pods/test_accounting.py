@@ -13,7 +13,7 @@ from extproc.costs import Costs
 from extproc.learned.evidence import Evidence, StreamEnd
 from extproc.peers.relay import Relay
 from extproc.pods.accounting import UNANSWERED_S, Accounting, AccountingSettings, EndSource
-from extproc.pods.completion import PickEnded
+from extproc.pods.completion import Ended
 from extproc.pods.listeners import Nobody
 from extproc.pods.pool import Pool, PoolSettings
 from extproc.pods.serverflags import ServerFlags
@@ -46,7 +46,7 @@ class Books:
         self.pick = pick("r-1", 1, info=info)
         self.pool.flights.start(self.pick, now=1.0)
 
-    def hear(self, **changes: Any) -> PickEnded | None:
+    def hear(self, **changes: Any) -> Ended | None:
         return self.accounting.complete(completion(**{"lag_s": 0.5, **changes}), now=3.0)
 
     def view(self, number: int = 1) -> EndpointView:
@@ -292,9 +292,9 @@ def test_times_are_known_from_an_access_log_that_is_trusted(
 def test_an_access_log_that_another_router_passes_on_is_as_good_as_ones_own() -> None:
     relay = Relay()
     accounting = Books(relay=relay).accounting
-    seen = [accounting.has_access_log]
+    seen = [accounting.knows_times()]
     relay.open("other", lambda _batch: None, now=0.0).has_relayed = True
-    seen.append(accounting.has_access_log)
+    seen.append(accounting.knows_times())
 
     assert seen == [False, True]
 

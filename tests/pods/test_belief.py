@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from extproc.pods.foreign import STILL_S, Belief
+from extproc.pods.foreign import STILL_S, ReportTrust
 from extproc.types import LoadReport
 from tests.builders import report
 
@@ -22,7 +22,7 @@ FROZEN = report(
 
 def believed(*steps: tuple[float, LoadReport], num_known: int = 0) -> tuple[LoadReport, bool]:
     """The last of some reports as it is believed, and whether it is old."""
-    belief = Belief()
+    belief = ReportTrust()
     for now, each in steps:
         seen = belief.of(each, num_known, {"b": 1}, now=now)
     return seen, belief.is_old

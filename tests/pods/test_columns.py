@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from extproc.learned.evidence import Evidence
-from extproc.pods.columns import MAX_MODELS, Columns
+from extproc.pods.columns import MAX_MODELS, Candidates, Columns
 from extproc.pods.pool import Pool, PoolSettings
 from extproc.types import EndpointView, Pick
 from tests.builders import BASE, address, cards, endpoint_view, fill, report, request
@@ -19,6 +19,7 @@ from tests.strategies import ADAPTERS
 NUM_FLEETS, NUM_CHANGES = 100, 12
 NUM_STEPS = 60
 MODELS = (BASE, *ADAPTERS, "unlisted")
+WITHIN = frozenset({address(1), address(3)})
 
 
 def shown(columns: Columns) -> dict[str, object]:
@@ -34,6 +35,7 @@ def shown(columns: Columns) -> dict[str, object]:
         "slots": (columns.num_slots, columns.num_used, columns.all_slots, columns.all_free),
         "least": columns.least,
         "open": {name: list(columns.open_rows(name)) for name in names},
+        "within": {name: list(columns.rows_within(name, WITHIN)) for name in names},
         "running": {name: dict(columns.running(name)) for name in names},
         "holders": {name: set(columns.holders(name)) for name in names},
         "kept": (set(columns._running), set(columns._holders)),
@@ -66,6 +68,14 @@ def said(views: Sequence[EndpointView]) -> dict[str, object]:
             min(each.costs.cold_load_s for each in views),
         ),
         "open": {n: [r for r in rows if flawless[r] and views[r].has_registered(n)] for n in names},
+        "within": {
+            n: [
+                r
+                for r in rows
+                if flawless[r] and views[r].has_registered(n) and views[r].address in WITHIN
+            ]
+            for n in names
+        },
         "running": {
             n: {r: views[r].pending(n) for r in rows if views[r].pending(n)} for n in names
         },
@@ -195,10 +205,38 @@ def test_columns_that_were_changed_in_place_are_those_that_are_made_anew(seed: i
         assert changed == shown(life.pool.columns(now=life.now))
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_candidates_stay_as_they_were_whatever_comes_after(seed: int) -> None:
+    """Also those of before: some are viewed at once, all again at the end."""
+    life, rng = _Life(seed), random.Random(seed)
+    kept: list[tuple[Candidates, list[tuple[EndpointView, dict[str, int]]]]] = []
+    for _ in range(NUM_STEPS):
+        columns = life.pool.columns(now=life.now)
+        if rng.random() < 0.5:
+            candidates = columns.candidates(range(len(columns.addresses)))
+            seen = [candidates[row] for row in range(len(candidates))]
+            kept.append((candidates, [(view, dict(view.pending_by_adapter)) for view in seen]))
+        if rng.random() < 0.3:
+            assert all(columns.views)
+        life.step()
+
+    for candidates, seen_then in kept:
+        assert list(candidates) == [view for view, _ in seen_then]
+        assert all(view.pending_by_adapter == pending for view, pending in seen_then)
+
+
 def test_models_that_all_list_share_what_says_so() -> None:
     columns = columns_of([endpoint_view(number) for number in (1, 2)])
 
     assert columns.open_rows("a") == columns.open_rows("b") == range(2)
+
+
+def test_rows_within_the_same_subset_are_found_once() -> None:
+    columns = columns_of([endpoint_view(number, registered=frozenset("a")) for number in (1, 2)])
+    one, two = frozenset({address(1)}), frozenset({address(1)})
+
+    assert columns.rows_within("a", one) is columns.rows_within("a", one)
+    assert columns.rows_within("a", two) == columns.rows_within("a", one) == [0]
 
 
 def test_what_is_remembered_of_models_is_bounded() -> None:

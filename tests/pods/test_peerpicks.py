@@ -27,18 +27,20 @@ from tests.otherrouters import OtherRouter
 class Listener(Nobody):
     """Who waits, and who counts demand."""
 
+    num_declared = 1
+
     def __init__(self) -> None:
         self.shares: list[tuple[str, int, float]] = []
         self.work: list[tuple[str, int, float, float]] = []
         self.left: list[tuple[str, str | None]] = []
 
-    def freed_elsewhere(self, address: str, adapter: str | None, *, now: float) -> None:
+    def freed_elsewhere(self, address: str, adapter: str | None, now: float) -> None:
         self.left.append((address, adapter))
 
-    def charge_told(self, *share: Any) -> None:
+    def charge_elsewhere(self, *share: Any) -> None:
         self.shares.append(share)
 
-    def told(self, served: str, num: int, work_s: float, at_s: float) -> None:
+    def asked_elsewhere(self, served: str, num: int, work_s: float, at_s: float) -> None:
         self.work.append((served, num, work_s, at_s))
 
 
@@ -110,7 +112,7 @@ def test_what_begins_and_ends_within_one_update_is_counted_in_any_number() -> No
     other.say(Sums(False, 0, [place(1), place(2)], changes))
 
     assert [counts(made, number) for number in (1, 2)] == [(0, 2, {"a": 2}), (0, 2, {"a": 1})]
-    assert (made.told.num_received, made.told.num_in_flight) == (7, 3)
+    assert (made.peer_picks.num_received, made.peer_picks.num_in_flight) == (7, 3)
 
 
 def test_a_request_counts_for_as_many_as_its_sequences_until_it_ends() -> None:
@@ -240,7 +242,7 @@ def test_a_request_that_moves_has_not_run_where_it_was() -> None:
     other.start("1", body_bytes=10**6, now=1.0)
     other.move("1", 2, now=2.0)
     assert (counts(made, 1), counts(made, 2)) == ((0, 0, {}), (0, 1, {"a": 1}))
-    assert made.told.num_in_flight == 1
+    assert made.peer_picks.num_in_flight == 1
     assert view(made, 1).gpu_adapters == ("b", "a")  # the last one listed first
     assert view(made, 1).prompts_done_s < 3.0 < view(made, 2).prompts_done_s
     other.end("1", now=3.0)
@@ -256,14 +258,14 @@ def test_requests_for_unknown_pods_are_ignored_and_counted_until_they_are_known(
     made = pool()
     other = OtherRouter(made)
     other.start("1", 9)
-    assert (made.told.num_in_flight, made.told.num_ignored[UNKNOWN_POD]) == (0, 1)
+    assert (made.peer_picks.num_in_flight, made.peer_picks.num_ignored[UNKNOWN_POD]) == (0, 1)
     other.start("2", 9)
     made.set_endpoints([endpoint(1), endpoint(9)])
     other.end("2")
-    assert made.told.num_in_flight == 0
+    assert made.peer_picks.num_in_flight == 0
     other.tell_whole()
 
-    assert (counts(made, 9)[1], made.told.num_ignored[UNKNOWN_POD]) == (1, 2)
+    assert (counts(made, 9)[1], made.peer_picks.num_ignored[UNKNOWN_POD]) == (1, 2)
 
 
 @pytest.mark.parametrize("name", ["unheard-of", "base", None])
@@ -297,11 +299,11 @@ def test_a_name_counts_as_an_adapter_as_soon_as_its_pod_lists_it() -> None:
 )
 def test_requests_beyond_a_bound_are_ignored_and_counted(bounds: PeerPickBounds, most: int) -> None:
     made = pool()
-    made.told = PeerPicks(made._pods.get, bounds)
+    made.peer_picks = PeerPicks(made._pods.get, bounds)
     other = OtherRouter(made)
     for number in range(5):
         other.start(str(number))
-    assert (view(made)._num_told, made.told.num_ignored[FULL]) == (most, 5 - most)
+    assert (view(made)._num_told, made.peer_picks.num_ignored[FULL]) == (most, 5 - most)
     other.tell_whole()
 
     assert view(made)._num_told == most
@@ -309,19 +311,19 @@ def test_requests_beyond_a_bound_are_ignored_and_counted(bounds: PeerPickBounds,
 
 def test_places_and_routers_beyond_a_bound_are_ignored_and_free_again_once_they_are_gone() -> None:
     made = pool(1, 2)
-    made.told = PeerPicks(made._pods.get, PeerPickBounds(max_places=1, max_routers=1))
+    made.peer_picks = PeerPicks(made._pods.get, PeerPickBounds(max_places=1, max_routers=1))
     first, second = OtherRouter(made, "x"), OtherRouter(made, "y")
     first.start("1", 1)
     first.start("2", 2)
     second.start()
-    assert (made.told.num_routers, made.told.num_in_flight) == (1, 1)
-    assert (made.told.num_received, made.told.num_ignored[FULL]) == (2, 1)
+    assert (made.peer_picks.num_routers, made.peer_picks.num_in_flight) == (1, 1)
+    assert (made.peer_picks.num_received, made.peer_picks.num_ignored[FULL]) == (2, 1)
     first.tell_whole()
-    assert made.told.num_in_flight == 1
+    assert made.peer_picks.num_in_flight == 1
     first.leave()
     second.tell_whole()
 
-    assert (made.told.num_routers, made.told.num_in_flight) == (1, 1)
+    assert (made.peer_picks.num_routers, made.peer_picks.num_in_flight) == (1, 1)
 
 
 def test_numbers_that_cannot_be_true_are_bounded_or_ignored() -> None:
@@ -333,12 +335,12 @@ def test_numbers_that_cannot_be_true_are_bounded_or_ignored() -> None:
     other.say(Sums(False, 0, (), [BEGAN, 2**60, 1, 0, 0, BEGAN, 0, 0, 0, 0, 3, 1, 1, 0, 0]))
     other.say(Sums(False, 2**31, [place(2)], [4 * 2**31, 1, 1, 0, 0]))
     other.say(Sums(False, 0, [place(2)], [4 * 7 + ENDED, 1, 1, 0, 0]))
-    assert (view(made)._num_told, made.told.num_in_flight) == (2, 2)
+    assert (view(made)._num_told, made.peer_picks.num_in_flight) == (2, 2)
     other.say(Sums(False, 0, (), [ENDED, 1, 2**60, 2**60, 0]))
     assert view(made)._num_told == 1
     other.say(Sums(False, 0, (), [ENDED, 2**60, 0, 0, 0, BEGAN]))
 
-    assert (view(made)._num_told, made.told.num_in_flight) == (0, 0)
+    assert (view(made)._num_told, made.peer_picks.num_in_flight) == (0, 0)
 
 
 def test_false_sizes_make_a_pod_look_busy_for_a_minute_at_most() -> None:
@@ -458,7 +460,7 @@ def test_the_requests_of_a_router_that_is_gone_end_at_once() -> None:
 
     made.record_report(address(1), report(num_running=2), taken_at_s=1.5)
     assert counts(made) == (1, 1, {"a": 2})
-    assert (made.told.num_routers, made.told.num_in_flight) == (1, 1)
+    assert (made.peer_picks.num_routers, made.peer_picks.num_in_flight) == (1, 1)
 
 
 def test_a_whole_update_has_the_last_word() -> None:
@@ -475,7 +477,7 @@ def test_a_whole_update_has_the_last_word() -> None:
 
     assert counts(made, 1) == (0, 0, {})
     assert counts(made, 2) == (0, 5, {"a": 2, "b": 1})
-    assert made.told.num_in_flight == 3
+    assert made.peer_picks.num_in_flight == 3
 
 
 def test_an_end_whose_beginning_was_lost_ends_nothing_else_for_longer_than_to_the_next() -> None:
@@ -496,9 +498,9 @@ def test_an_end_whose_beginning_was_lost_ends_nothing_else_for_longer_than_to_th
 
 def test_a_router_that_never_told_is_forgotten_without_effect() -> None:
     made = pool()
-    made.told.forget("z", now=0.0)
+    made.peer_picks.forget("z", now=0.0)
 
-    assert made.told.num_routers == 0
+    assert made.peer_picks.num_routers == 0
 
 
 def test_a_pod_that_left_and_came_back_has_what_the_next_whole_update_says() -> None:
@@ -507,7 +509,7 @@ def test_a_pod_that_left_and_came_back_has_what_the_next_whole_update_says() -> 
     other.start("1")
     other.start("2")
     made.set_endpoints([])
-    assert made.told.num_in_flight == 0
+    assert made.peer_picks.num_in_flight == 0
     made.set_endpoints([endpoint(1)])
     other.end("1", now=1.0)
     assert counts(made) == (0, 0, {})
@@ -714,11 +716,11 @@ class ToldMachine(RuleBasedStateMachine):
     def tell(
         self, id: str, is_whole: bool, first: int, places: list[PlaceSum], changes: list[int]
     ) -> None:
-        self.pool.told.hear(id, Sums(is_whole, first, places, changes), now=self.now)
+        self.pool.peer_picks.hear(id, Sums(is_whole, first, places, changes), now=self.now)
 
     @rule(id=ids)
     def lose(self, id: str) -> None:
-        self.pool.told.forget(id, now=self.now)
+        self.pool.peer_picks.forget(id, now=self.now)
 
     @rule(numbers=st.sets(numbers, min_size=1))
     def set_endpoints(self, numbers: set[int]) -> None:
@@ -751,7 +753,7 @@ class ToldMachine(RuleBasedStateMachine):
     @invariant()
     def ours_are_exact_and_others_what_was_told_at_most(self) -> None:
         views = self.pool.snapshot(now=self.now).endpoints
-        told = self.pool.told
+        told = self.pool.peer_picks
         all_peers = [self.pool._pods[each.address].peers for each in views]
         assert sum(each.load.foreign.num_requests for each in all_peers) == told.num_in_flight
         assert told.num_in_flight == sum(each.num for each in told._routers.values())
@@ -772,11 +774,11 @@ class ToldMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for router_id in ("x", "y"):
-            self.pool.told.forget(router_id, now=self.now)
+            self.pool.peer_picks.forget(router_id, now=self.now)
         for id in self.flights:
             self.pool.flights.finish(id, now=self.now)
-        assert self.pool.told.num_in_flight == self.pool.told.num_routers == 0
-        assert self.pool.told._num_places == 0
+        assert self.pool.peer_picks.num_in_flight == self.pool.peer_picks.num_routers == 0
+        assert self.pool.peer_picks._num_places == 0
         for each in self.pool.snapshot(now=self.now + 1e6).endpoints:
             assert (each.num_pending, dict(each.pending_by_adapter)) == (0, {})
 

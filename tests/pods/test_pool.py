@@ -734,7 +734,7 @@ def test_a_request_that_another_router_tells_of_stays_on_a_page_that_lacks_it() 
     made.record_report(address(1), report(), taken_at_s=99.0)
     made.flights.reconcile(address(1), by_pages(1.0), now=99.0)
 
-    assert made.told.num_in_flight == 1
+    assert made.peer_picks.num_in_flight == 1
 
 
 def test_nothing_is_reconciled_with_an_endpoint_that_never_reported() -> None:

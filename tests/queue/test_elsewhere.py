@@ -169,9 +169,9 @@ def test_what_one_gets_at_another_router_while_it_waits_does_not_put_it_behind_o
     for _ in range(3):
         scene.queue.charge(RequestInfo("m", claim=Claim(tenant=GREEDY)))
     scene.hold("greedy", tenant=GREEDY)
-    scene.queue.charge_told(f" {MODEST}", 0, 1.0)
+    scene.queue.charge_elsewhere(f" {MODEST}", 0, 1.0)
     scene.hold("modest", tenant=MODEST)
-    scene.queue.charge_told(f" {GREEDY}", 0, 9.0)
+    scene.queue.charge_elsewhere(f" {GREEDY}", 0, 9.0)
 
     assert scene.free(1) == ["modest"]
 

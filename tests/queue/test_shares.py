@@ -71,7 +71,7 @@ class Team:
             self.under_way.append((1 - router, share))
         while self.delay is not None and len(self.under_way) > self.delay:
             other, share = self.under_way.popleft()
-            self.queues[other].charge_told(*share)
+            self.queues[other].charge_elsewhere(*share)
 
     def ahead(self, *routers: int) -> float:
         """By how much the tenant that sends much is ahead."""
@@ -126,7 +126,7 @@ def test_a_tenant_that_waits_at_one_router_gets_its_half_of_both_if_they_tell(
 def test_what_others_tell_of_priorities_that_are_not_seen_here_takes_no_memory() -> None:
     plan = QueuePlan(QueueSettings())
     for priority in range(100):
-        plan.charge_told("r t", priority, 9.0)
+        plan.charge_elsewhere("r t", priority, 9.0)
 
     assert len(plan.counters) == 0
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from release.place import ROOT
+from tests.commandline import run
 
 DIGEST = "sha256:" + "ab" * 32
 IMAGE, CHARTS = "registry.example/o/r", "registry.example/o/charts"
@@ -39,8 +40,7 @@ class Machine:
 
     def run(self, script: str, *words: str) -> subprocess.CompletedProcess[str]:
         env = {"PATH": f"{self._programs}:{os.environ['PATH']}", "GITHUB_OUTPUT": str(self._output)}
-        command = [str(ROOT / "scripts" / script), *words]
-        return subprocess.run(command, capture_output=True, text=True, env=env)
+        return run(ROOT / "scripts" / script, *words, env=env)
 
     @property
     def calls(self) -> list[str]:

@@ -12,7 +12,6 @@ import pytest
 from aiohttp import web
 
 from extproc.bounds import MAX_TOKENS, MAX_WALL_S
-from extproc.openai import models_body
 from extproc.reports.listings import (
     MAX_BODY_BYTES,
     MAX_MODELS,
@@ -27,6 +26,7 @@ from extproc.reports.pace import Rest, ScrapePace
 from extproc.reports.podclient import PodClient
 from extproc.reports.podhttp import TooLargeError
 from extproc.types import Endpoint, ModelCard
+from tests.builders import models_body
 from tests.servers import host_and_port, web_server
 
 # As vLLM 0.32 writes it.

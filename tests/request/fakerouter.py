@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from extproc.learned.evidence import Evidence, StreamEnd
-from extproc.openai import LISTED, Spelling, models_body
+from extproc.openai import LISTED, Spelling
 from extproc.queue import Ticket
 from extproc.rejections import model_not_found
 from extproc.request import messages as m
@@ -18,7 +18,7 @@ from extproc.request.lostrewrites import LostRewrites
 from extproc.request.stream import Stream
 from extproc.routing.rewrites import Rewrites, Rule
 from extproc.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
-from tests.builders import pick
+from tests.builders import models_body, pick
 
 PICK = pick()
 

@@ -10,12 +10,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.openai import NAMES_A_PASS, model_body, models_body
+from extproc.openai import NAMES_A_PASS, model_body
 from extproc.passes import last
 from extproc.pods.pool import Pool
 from extproc.routing.models import Aliases, ModelListing
 from extproc.types import ModelCard
-from tests.builders import BASE, address, cards, fill
+from tests.builders import BASE, address, cards, fill, models_body
 
 CARDS = st.builds(
     ModelCard,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import platform
-import subprocess
 import sys
 
 import pytest
+
+from tests.commandline import output_of
 
 _MEASURE = """
 from pathlib import Path
@@ -31,8 +32,6 @@ print(resident_mib() - before)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc alone")
 def test_of_large_blocks_between_small_ones_nothing_is_held_once_they_are_freed() -> None:
-    found = subprocess.run(
-        [sys.executable, "-c", _MEASURE], capture_output=True, text=True, check=True, timeout=120
-    )
+    found = output_of(sys.executable, "-c", _MEASURE)
 
-    assert int(found.stdout) < 20  # of 100 MiB
+    assert int(found) < 20  # of 100 MiB

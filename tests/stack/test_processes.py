@@ -15,6 +15,7 @@ import pytest
 
 from extproc.stack import processes
 from extproc.stack.processes import ChildProcess, StackError, free_port, get_page
+from tests.commandline import output_of
 
 SLEEP = (sys.executable, "-S", "-c", "import time; print('up', flush=True); time.sleep(600)")
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -127,19 +128,14 @@ def test_ports_in_a_row_are_given_to_one_process_alone(monkeypatch: pytest.Monke
     first = free_port(4)
     monkeypatch.setattr(processes, "_given_ports", set())
     for _ in range(4):  # free again, for either process
-        processes._claims.pop().close()
+        processes._claimed.pop().close()
     monkeypatch.setattr(processes, "_PORTS", range(first, first + 4))
 
     mine = free_port(2)
-    other = subprocess.run(
-        [sys.executable, "-c", TAKE_ONE, str(first), str(first + 4)],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    other = output_of(sys.executable, "-c", TAKE_ONE, str(first), str(first + 4))
 
     taken = {mine, mine + 1}
-    assert int(other.stdout) in {*range(first, first + 4)} - taken
+    assert int(other) in {*range(first, first + 4)} - taken
 
 
 def test_ports_that_are_claimed_take_few_files() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
+from tests.commandline import output_of
 from tests.compose.files import services, unescape
 from tests.vllm.server import PYTHON
 
@@ -39,26 +39,22 @@ def test_vllm_accepts_the_options_and_has_the_started_module(tmp_path: Path) -> 
     (tmp_path / "python3").chmod(0o755)
 
     lines = [words_of(service, given, tmp_path) for given in MODULES]
-    command = [str(PYTHON), "-c", PARSE, json.dumps(lines)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    printed = output_of(PYTHON, "-c", PARSE, json.dumps(lines), within_s=280)
 
-    assert done.returncode == 0, done.stderr[-2000:]
     model = service["environment"]["MODEL"]
-    said = [json.loads(line) for line in done.stdout.splitlines()[-len(MODULES) :]]
+    said = [json.loads(line) for line in printed.splitlines()[-len(MODULES) :]]
     assert said == [["0.0.0.0", 8000, model, True, modules] for modules in MODULES.values()]
 
 
 def words_of(service: dict[str, Any], given: str, programs: Path) -> list[str]:
     """What the service gives to `python -m`."""
-    words = subprocess.run(
-        [*service["entrypoint"], unescape(service["command"][0])],
+    words = output_of(
+        *service["entrypoint"],
+        unescape(service["command"][0]),
         env={
             "PATH": f"{programs}:/usr/bin:/bin",
             **{name: value or "" for name, value in service["environment"].items()},
             "LORA_MODULES": given,
         },
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
+    ).splitlines()
     return words[words.index("-m") + 1 :]

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from extproc.envoy.bootstrap import Mode
+from tests.commandline import output_of
 from tests.compose import files
 from tests.e2e.conftest import running_envoy
 from tests.e2e.harness import RouterProcess
@@ -78,14 +79,9 @@ async def test_adapters_are_served_and_more_are_loaded_while_it_runs(
                 return "late" in await response.text()
 
         await eventually(is_listed)
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, str(CLIENT), envoy.url, "--admin", router.admin_url),
-            stdout=asyncio.subprocess.PIPE,
-        )
-        async with asyncio.timeout(WITHIN_S):
-            said = (await process.communicate())[0].decode()
+        command = (sys.executable, CLIENT, envoy.url, "--admin", router.admin_url)
+        said = await asyncio.to_thread(output_of, *command, within_s=WITHIN_S)
 
-    assert process.returncode == 0, said
     bases, adapters, first, first_s_pod, second, second_s_pod, error = said.splitlines()
     assert bases == f"base models: {tiny_models / 'base'}"
     assert adapters == "adapters: a0, a1, a2, late"

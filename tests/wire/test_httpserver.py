@@ -12,7 +12,7 @@ import socket
 import tracemalloc
 import zlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, ParamSpec
@@ -22,6 +22,7 @@ import uvloop
 from aiohttp import ClientSession, TCPConnector, web
 
 from extproc.wire.httpserver import HttpLimit, HttpLimits, HttpListener
+from tests.conftest import IS_THOROUGH
 from tests.waiting import eventually
 
 NUM_CLIENTS = 20
@@ -351,6 +352,12 @@ async def send_what_is_taken(client: socket.socket, data: bytes, num_bytes: int)
                 await asyncio.get_running_loop().sock_sendall(client, data)
 
 
+def all_or_two(what: Sequence[bytes], place: int) -> Sequence[bytes]:
+    """Return two where there is no time for all: others for each of what comes first."""
+    num = len(what)
+    return what if IS_THOROUGH else (what[place % num], what[(place + 2) % num])
+
+
 @pytest.mark.parametrize(
     ("first", "path"), [("another protocol", "stream"), *((each, "small") for each in FIRST)]
 )
@@ -361,7 +368,7 @@ async def test_whatever_a_connection_sends_little_of_it_is_kept(
     """While a request is being answered, and after it."""
     caplog.set_level(logging.CRITICAL, "aiohttp.server")  # records keep what was sent
     head = b"" if first == "nothing" else HEAD % path.encode() + FIRST[first]
-    for then in THEN.values():
+    for then in all_or_two([*THEN.values()], [*FIRST].index(first)):
         async with serving(body_s=60.0) as served, stalling(served, head, 4) as clients:
             await served.get()
             gc.collect()

@@ -18,6 +18,7 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
 from extproc.wire import Abuse, Limits
+from tests.commandline import output_of
 from tests.waiting import eventually
 from tests.wire.wire_envoy import DuplexProcessor, Processor, Proxy, envoy, has_envoy
 
@@ -189,13 +190,11 @@ async def test_load_leaves_nothing_behind(tmp_path: Path) -> None:
     body = tmp_path / "body"
     body.write_bytes(SMALL)
     async with envoy(tmp_path) as proxy:
-        process = await asyncio.create_subprocess_exec(
-            str(h2load), "-n", "3000", "-c", "20", "-m", "10", "-d", str(body),
-            f"http://127.0.0.1:{proxy.port}/v1", stdout=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        output, _ = await process.communicate()
+        load = ("-n", "3000", "-c", "20", "-m", "10", "-d", body)
+        url = f"http://127.0.0.1:{proxy.port}/v1"
+        output = await asyncio.to_thread(output_of, str(h2load), *load, url)
 
-        assert b"3000 succeeded, 0 failed" in output
+        assert "3000 succeeded, 0 failed" in output
         stats = await assert_content(proxy)
         assert stats["streams_started"] == 3000
         assert proxy.server.counters.streams_open == 0

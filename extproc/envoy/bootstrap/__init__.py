@@ -55,6 +55,8 @@ PING_TIMEOUT_RATIO = 0.8
 """Both together, with the 15 % by which Envoy varies the interval, are less than the message
 timeout by default: a request to a router that hangs then goes to another one, and is not ended.
 """
+INFLATE = "inflate-"
+"""Of the names of the filters for compressed bodies."""
 _MIN_PING_TIMEOUT_S = 0.001
 """Envoy's."""
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -80,6 +82,10 @@ class BodyDelivery(StrEnum):
     STREAMED_STRICT = "streamed-strict"  # after it: late bodies are routed by mode override only
     FULL_DUPLEX = "full-duplex"
     HEADERS_ONLY = "headers-only"  # Envoy reads `model` itself, the body is not sent
+
+
+_WHOLE = (BodyDelivery.BUFFERED, BodyDelivery.HEADERS_ONLY)
+"""Envoy has such a body before it sends any of it on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +269,10 @@ def _set_ext_proc(manager: dict[str, Any], options: BootstrapOptions) -> None:
     mode = config["processing_mode"]
     if options.request_body is not None:
         _set_request_body(config, options.request_body)
+        if options.mode is not Mode.FULL_DUPLEX and options.request_body not in _WHOLE:
+            # Envoy adds trailers to what it inflates. With trailers and retries Envoy 1.40 sends a
+            # body twice that comes in parts (envoyproxy/envoy#45470).
+            filters[:] = [each for each in filters if not each["name"].startswith(INFLATE)]
     if options.response_phases is not None:
         phase = "SEND" if options.response_phases else "SKIP"
         mode.update(response_header_mode=phase, response_trailer_mode=phase)
@@ -270,7 +280,8 @@ def _set_ext_proc(manager: dict[str, Any], options: BootstrapOptions) -> None:
     sends_responses = mode["response_header_mode"] == "SEND"
     mode["response_body_mode"] = "FULL_DUPLEX_STREAMED" if is_duplex and sends_responses else "NONE"
     if options.request_body is BodyDelivery.HEADERS_ONLY:
-        filters.insert(0, _model_to_metadata())
+        at = next(n for n, each in enumerate(filters) if each["name"] == EXT_PROC)
+        filters.insert(at, _model_to_metadata())
 
 
 def _set_request_body(config: dict[str, Any], body: BodyDelivery) -> None:

@@ -82,7 +82,7 @@ class Fleet:
         # An order that aborts nobody is one of a queue that knows of no objectives.
         policies = [policy() for _ in range(settings.num_routers)]
         declared = settings.declared if getattr(policies[0], "aborts", True) else None
-        self._claims = {
+        self._claim_by_tenant = {
             name: claim_of(tenant, declared, name) for name, tenant in workload.tenants.items()
         }
         self._plain_claim = claim_of(PLAIN, declared)
@@ -176,7 +176,7 @@ class Fleet:
             body_bytes=arrival.prompt_tokens * BODY_BYTES_PER_TOKEN,
             request_id=flight.id,
             arrived_at_s=arrival.at_s,
-            claim=self._claims.get(arrival.tenant, self._plain_claim),
+            claim=self._claim_by_tenant.get(arrival.tenant, self._plain_claim),
             _prefix_hashes=prefix_hashes(arrival, flight.id) if has_hashes else (),
         )
 

@@ -135,14 +135,14 @@ class FleetSettings:
         )
 
     @property
-    def traits(self) -> dict[str, ServerFlags]:
+    def server_flags(self) -> dict[str, ServerFlags]:
         """The routers' configuration for each group."""
-        traits = {}
+        found = {}
         for group, kind in self.groups.items() if self.knows_kinds else ():
             own, byte_s = self.of(group), DEFAULT.prompt_s_per_byte * kind.slowness
             sizes = own.max_loras, own.max_cpu_loras, own.max_lora_rank
-            traits[group] = ServerFlags(*sizes, Costs(byte_s))
-        return traits
+            found[group] = ServerFlags(*sizes, Costs(byte_s))
+        return found
 
     @property
     def rank_limit(self) -> float:

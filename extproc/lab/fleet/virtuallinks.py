@@ -98,7 +98,7 @@ class FleetTelling:
     def _tell(self, sums: Sums) -> None:
         for each in self._others():
             if not self._loss or self._rng.random() >= self._loss:
-                self._later(partial(each.pool.told.hear, self._id, sums))
+                self._later(partial(each.pool.peer_picks.hear, self._id, sums))
 
     def _later(self, message: Callable[..., None]) -> None:
         agenda = self._agenda

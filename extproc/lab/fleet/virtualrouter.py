@@ -66,7 +66,7 @@ class FleetRouter:
     ) -> None:
         presumed = settings.presumed_cpu_loras
         cached = settings.max_cpu_loras if presumed is None else presumed or None
-        expiry_s, groups = settings.report_expiry_s, settings.traits
+        expiry_s, groups = settings.report_expiry_s, settings.server_flags
         queue = HoldQueue(
             getattr(policy, "queue", settings.queue),
             at=self._offer_at,

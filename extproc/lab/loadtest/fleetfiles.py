@@ -65,7 +65,7 @@ def pod_configs(
 
 def discovery_section(settings: FleetSettings, pods: Sequence[str]) -> dict[str, Any]:
     """Return the router's `discovery` section for the pods of `pod_configs` at these addresses."""
-    knows = settings.traits
+    knows = settings.server_flags
     groups = [settings.group_of(number) for number in range(len(pods))]
     static = [
         {"address": pod, "name": f"pod-{number}", "group": group if group in knows else ""}
@@ -94,12 +94,12 @@ def router_config(
             "max_cpu_loras": settings.max_cpu_loras,
             "groups": {
                 group: {
-                    "max_loras": traits.max_loras,
-                    "max_cpu_loras": traits.max_cpu_loras,
-                    "max_lora_rank": traits.max_lora_rank,
-                    "prefill_tokens_per_s": _prefill_rate(traits.costs),
+                    "max_loras": flags.max_loras,
+                    "max_cpu_loras": flags.max_cpu_loras,
+                    "max_lora_rank": flags.max_lora_rank,
+                    "prefill_tokens_per_s": _prefill_rate(flags.costs),
                 }
-                for group, traits in settings.traits.items()
+                for group, flags in settings.server_flags.items()
             },
         },
         "scrape": {

@@ -53,7 +53,7 @@ class ReplaySettings:
         headers: Sent with every request, e.g. `Authorization`.
         timeout_s: Longest time for a whole response.
         patience_s: The client leaves without a first token after this; None for never.
-        claims: Headers of each tenant's requests by its name; "" stands for all other tenants.
+        tenant_headers: Of each tenant's requests by its name; "" stands for all other tenants.
     """
 
     url: str
@@ -61,7 +61,7 @@ class ReplaySettings:
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 120.0
     patience_s: float | None = None
-    claims: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    tenant_headers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 async def replay(
@@ -159,8 +159,8 @@ class RequestSender:
         body = encode_body(arrival, index, self._settings.form)
         response = _Response()
         sent_s = self.now()
-        claims = self._settings.claims
-        headers = claims.get(arrival.tenant, claims.get("", {}))
+        of_tenants = self._settings.tenant_headers
+        headers = of_tenants.get(arrival.tenant, of_tenants.get("", {}))
         error = await self._error_of(response, body, headers)
         times_s = response.meter.times_s
         return RequestRecord(

@@ -188,7 +188,7 @@ class RunningTarget:
             self.headers,
             timeout_s=settings.drain_s,
             patience_s=settings.patience_s,
-            claims=claim_headers(block.workload.tenants, settings.declared),
+            tenant_headers=claim_headers(block.workload.tenants, settings.declared),
         )
 
 
@@ -281,7 +281,7 @@ async def _warm_up(target: RunningTarget, block: Block) -> None:
     )
     workload = Workload("warm-up", arrivals, block.workload.adapters)
     records: list[RequestRecord] = []
-    settings = replace(target.replay_settings(block), claims={})
+    settings = replace(target.replay_settings(block), tenant_headers={})
     await replay(workload, settings, records.append)
     if errors := Counter(record.error for record in records if record.error):
         kinds = ", ".join(f"{count} {kind}" for kind, count in errors.items())

@@ -7,7 +7,7 @@ from random import Random
 from statistics import fmean, median
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.lab.calibration.samples import (
@@ -57,7 +57,6 @@ def _costs(profile: EngineProfile) -> list[float]:
     ]
 
 
-@settings(max_examples=30)
 @given(
     st.integers(0, 1000),
     st.sampled_from([H100_8B, A100_8B]),

@@ -16,6 +16,7 @@ from extproc.lab.fleet.settings import FleetSettings
 from extproc.lab.workload.requests import Arrival
 from extproc.lab.workload.running import FlightState
 from extproc.routing.policies import LeastHarm, LeastPending, Policy
+from tests.conftest import some
 from tests.lab.lab import arrival, workload
 
 NUM_REQUESTS, IN_FLIGHT, TICK_S = 300, 16, 0.004
@@ -104,7 +105,7 @@ def is_right(believed_s: float | None, true_s: float) -> bool:
     return believed_s is None or true_s / 2 <= believed_s <= 2 * true_s
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", some(range(8), 3))
 def test_a_load_of_a_millisecond_to_two_seconds_is_known_within_twice_or_unknown(seed: int) -> None:
     rng = Random(seed)
     cold_s = 10 ** rng.uniform(-3, 0.3)
@@ -125,7 +126,7 @@ def test_a_load_of_a_millisecond_to_two_seconds_is_known_within_twice_or_unknown
 
 @pytest.mark.parametrize(
     ("cold_s", "cached_s", "seed"),
-    [(0.111, 0.049, 0), (0.5, 0.1, 1), (1.0, 0.2, 2), (2.0, 0.5, 1)],
+    some([(0.111, 0.049, 0), (0.5, 0.1, 1), (1.0, 0.2, 2), (2.0, 0.5, 1)], 2),
 )
 def test_loads_that_are_clearly_longer_than_a_step_are_known_under_load(
     cold_s: float, cached_s: float, seed: int
@@ -135,7 +136,7 @@ def test_loads_that_are_clearly_longer_than_a_step_are_known_under_load(
         assert costs._known_cached_load_s == pytest.approx(cached_s, rel=0.3)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", some(range(2), 1))
 def test_loads_shorter_than_a_step_are_taken_for_as_long_as_first_tokens_show_at_most(
     seed: int,
 ) -> None:
@@ -144,13 +145,13 @@ def test_loads_shorter_than_a_step_are_taken_for_as_long_as_first_tokens_show_at
         assert costs.cold_load_s < DEFAULT.cold_load_s
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", some(range(2), 1))
 def test_prompts_of_one_length_leave_their_cost_as_configured_under_load(seed: int) -> None:
     for costs in beliefs(engine(0.111, 0.049), seed=seed):
         assert costs.prompt_s_per_byte == DEFAULT.prompt_s_per_byte
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", some(range(2), 1))
 def test_prompts_of_many_lengths_show_it_within_twice(seed: int) -> None:
     for costs in beliefs(engine(0.111, 0.049), seed=seed, spread_tokens=800):
         assert is_right(costs.prompt_s_per_byte, TRUE_S_PER_BYTE)

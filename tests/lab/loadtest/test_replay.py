@@ -154,7 +154,7 @@ async def test_a_tenant_s_requests_have_its_claims_and_others_have_theirs() -> N
 
     claims = {"": {"x-claim": "nobody"}, "a": {"x-claim": "gold"}, "b": {}}
     async with server(look) as url:
-        await sent(workload(*(arrival(0.0, name) for name in "abc")), url, claims=claims)
+        await sent(workload(*(arrival(0.0, name) for name in "abc")), url, tenant_headers=claims)
 
     assert seen == {"a": "gold", "b": "", "c": "nobody"}
 

@@ -59,6 +59,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path.write_text(
         suite_text(
             about="Two <servers> & a gateway.",
+            num_requests=20,
+            rates_rps=[8],
             sweeps=[{**sweep("workload", "num_adapters", 4), "values": [4, 8]}],
         )
     )

@@ -24,7 +24,7 @@ def direct(suite: Suite, policy: str, seed: int) -> float:
 
 
 def invoke(path: Path, *arguments: str) -> str:
-    out = "--requests", "60", "--jobs", "1", "--out", str(path.parent)
+    out = "--requests", "30", "--jobs", "1", "--out", str(path.parent)
     found = CliRunner().invoke(lab_app, ["run", str(path), *arguments, *out])
     return found.stdout if found.exit_code == 0 else found.output + found.stderr
 

@@ -35,7 +35,7 @@ def suite_text(**fields: Any) -> str:
     document = {
         "name": "tiny",
         "about": "Two servers.",
-        "num_requests": 60,
+        "num_requests": 30,
         "seeds": [1, 2],
         "rates_rps": [8, 16],
         "fleet": {"num_pods": 2, "max_loras": 4},
@@ -256,7 +256,7 @@ def test_a_sweep_is_run_at_its_own_rate_only() -> None:
 def test_trials_are_decided_by_their_seed() -> None:
     suite = tiny()
     for policy in ("founding", "B0_pooled", "B1_pooled_slots", "B3_informed", "B4_stale_50ms"):
-        trial = Trial(suite, suite.scenarios[0], policy, (1,), (8.0,))
+        trial = Trial(suite, suite.scenarios[0], policy, (1,), (8.0,), sweep="s", value=1.0)
         first, second = (run_trial(trial)[0].runs for _ in range(2))
         assert first == second
 
@@ -304,7 +304,7 @@ VARIANT = {"label": "founding, one pod", "policy": "founding", "fleet": {"num_po
 
 def test_a_variant_is_a_policy_in_a_changed_fleet_with_a_row_of_its_own(tmp_path: Any) -> None:
     path = tmp_path / "tiny.yaml"
-    fields = {"bounds": [], "seeds": [1], "rates_rps": [8], "num_requests": 200}
+    fields = {"bounds": [], "seeds": [1], "rates_rps": [8], "num_requests": 40}
     path.write_text(suite_text(**fields, variants=[VARIANT]))
     result = run(str(path), jobs=1, out=tmp_path)
     again = run(str(path), jobs=1, out=tmp_path)
@@ -371,7 +371,7 @@ def test_a_run_of_single_policies_leaves_the_whole_suite_s_results(tmp_path: Any
 
 def test_the_result_does_not_depend_on_the_number_of_processes(tmp_path: Any) -> None:
     path = tmp_path / "tiny.yaml"
-    path.write_text(suite_text(bounds=[], seeds=[1, 2], rates_rps=[8], num_requests=30))
+    path.write_text(suite_text(bounds=[], seeds=[1, 2], rates_rps=[8], num_requests=10))
     one, two = (run(str(path), jobs=jobs, fresh=True, out=tmp_path)["trials"] for jobs in (1, 2))
 
     assert one == two
