@@ -77,7 +77,6 @@ def have(sources: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     trees = {module: ast.parse(source) for module, source in sources.items()}
     monkeypatch.setattr(rules, "trees", lambda: trees)
     monkeypatch.setattr(rules, "STATE", {})
-    monkeypatch.setattr(rules, "NOT_YET", set())
 
 
 @pytest.mark.parametrize(("rule", "fault"), FAULTS)

@@ -127,8 +127,8 @@ class AdapterCalls:
             )
         if action.kind is CallKind.CHECK:
             return await self._checked(client, url, action)
-        traits = self._pool.traits(action.address)
-        problem = await self._files.check(action.path, max_rank=traits.max_lora_rank)
+        flags = self._pool.flags(action.address)
+        problem = await self._files.check(action.path, max_rank=flags.max_lora_rank)
         state = self._pool.pod_state(action.address, now=self._clock())
         if state is not None and state.why_no_load:  # requests have come since
             return Result(Failure.UNSAFE_VERSION, state.why_no_load)

@@ -104,9 +104,8 @@ class DeclarationSources:
         self._are_known = self._are_known or all(each.is_complete for each in self.statuses())
         return self._are_known
 
-    @property
     def terms_are_known(self) -> bool:
-        """Whether all has been read that may say who may use an adapter; stays known as well."""
+        """Return whether all has been read that may say who may use an adapter; it stays known."""
         self._terms_are_known = self._terms_are_known or all(
             each.is_complete for each in self.statuses() if each.has_terms
         )

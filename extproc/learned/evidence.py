@@ -60,7 +60,7 @@ def by_status(status: int, *, is_whole: bool) -> Evidence:
     return Evidence.SERVED if is_whole else Evidence.NONE
 
 
-def verdicts(
+def judged_attempts(
     pick: Pick,
     verdict: Evidence,
     *,

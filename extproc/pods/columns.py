@@ -38,8 +38,6 @@ MAX_MODELS = 16_384
 _NO_ROWS: Mapping[int, int] = {}
 _NO_FIELDS: Mapping[str, Any] = {}
 _NONE: Set[int] = frozenset()
-_FEW = 4
-"""Rows that a decision looks at because an adapter is loaded there."""
 
 
 class ColumnSource(Protocol):
@@ -236,10 +234,6 @@ class Columns:
             rows = self._holders.get(adapter, _NONE)
         return rows
 
-    def few_holders(self, adapter: str) -> Set[int] | None:
-        """Return the same rows, None where they may be more than a few."""
-        return None if len(self._holders.get(adapter, _NONE)) > _FEW else self.holders(adapter)
-
     def load_s(self, row: int, adapter: str) -> float:
         """Return how long an adapter's load takes at a row."""
         if row in self.moved:
@@ -247,10 +241,9 @@ class Columns:
         gpu_adapters, cpu_adapters, _ = self._states[row][0]
         return self.costs[row].load_s(adapter, gpu_adapters, cpu_adapters)
 
-    @property
     def least(self) -> tuple[float, float]:
-        """The least that a byte of a prompt costs anywhere, and the least that an adapter's load
-        costs where it is not loaded."""
+        """Return the least that a byte of a prompt costs anywhere, and the least that an adapter's
+        load costs where it is not loaded."""
         if self._least is None:
             self._least = min(self.s_per_byte), min([each.cold_load_s for each in self.costs])
         return self._least

@@ -30,7 +30,7 @@ class CpuCaches:
         self.groups = {name: self.groups.get(name) or GroupCaches() for name in names}
         self.set_endpoints(endpoints)
         for name, caches in self.groups.items():
-            caches.configure(settings.traits_of(name).max_cpu_loras)
+            caches.configure(settings.flags_of(name).max_cpu_loras)
 
     def set_endpoints(self, endpoints: Iterable[EndpointState]) -> None:
         """Replace the endpoints; new ones get the learned size."""

@@ -26,7 +26,7 @@ class EndpointState:
         due: Called with its address once so much was sent there that its next report is due.
 
     Attributes:
-        group: Of `PoolSettings.groups`, "" for none; its `traits` are this endpoint's.
+        group: Of `PoolSettings.groups`, "" for none; its `flags` are this endpoint's.
         load: The requests of all routers here; `ours` and `peers` are whose they are.
     """
 
@@ -37,29 +37,29 @@ class EndpointState:
         due: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.endpoint, self.address = endpoint, endpoint.address
-        self.group, self.traits = "", ServerFlags()
+        self.group, self.flags = "", ServerFlags()
         self.row = row = PodRow(stale)
         self.health, self.listed, self.reports = PodHealth(row), ListedModels(row), PodReports(row)
-        self.load = PodLoad(self.address, self.traits, row, self.reports.expected, due)
+        self.load = PodLoad(self.address, self.flags, row, self.reports.expected, due)
         self.ours = OwnRequests(self.load)
         self.peers = PeerRequests(self.load, self.listed)
 
     def describe(self, endpoint: Endpoint, settings: PoolSettings) -> None:
-        """Apply what discovery and the configuration say of it; other traits hold from now on.
+        """Apply what discovery and the configuration say of it; other flags hold from now on.
 
         The size of its cache is the configured one again: what was learned, its group has learned.
         """
         self.endpoint = endpoint
         self.row.renew()
         group = settings.group_of(endpoint)
-        traits = settings.traits_of(group)
-        if (group, traits) != (self.group, self.traits):
-            self.group, self.traits, load = group, traits, self.load
-            load.prompts.price(traits.costs)
-            load.max_in_flight = traits.max_in_flight
-            sizes = {"max_loras": traits.max_loras, "max_cpu_loras": traits.max_cpu_loras}
+        flags = settings.flags_of(group)
+        if (group, flags) != (self.group, self.flags):
+            self.group, self.flags, load = group, flags, self.load
+            load.prompts.price(flags.costs)
+            load.max_in_flight = flags.max_in_flight
+            sizes = {"max_loras": flags.max_loras, "max_cpu_loras": flags.max_cpu_loras}
             self.load.residency.configure(**sizes)
-            self.listed.configure(is_resolver=traits.resolver is True)
+            self.listed.configure(is_resolver=flags.resolver is True)
 
     def record_report(
         self,
@@ -118,7 +118,7 @@ class EndpointState:
             is_doubtful=foreign.num_steady > 0 or reports.trust.is_old,
             stood_s=reports.trust.stood_s(taken_at_s),
             unseen_s=reports.decoding.unseen_s,
-            limit=self.traits.max_in_flight or load.room.limit,
+            limit=self.flags.max_in_flight or load.room.limit,
         )
 
     def is_as_expected(self, num_held: int) -> bool:
@@ -140,19 +140,19 @@ class EndpointState:
 
     def pod_state(self, view: EndpointView) -> PodState:
         """Return it as those see it who load adapters, given its view now."""
-        report, traits = self.reports.report, self.traits
+        report, flags = self.reports.report, self.flags
         return PodState(
             view.address,
             is_up=view.is_ready and not (view._is_silent or view._is_lost),
             models=self.listed.models,
             listed_at_s=self.listed.listed_at_s,
             max_loras=view.max_loras,
-            max_cpu_loras=traits.max_cpu_loras or view.max_loras,
-            max_rank=traits.max_lora_rank,
+            max_cpu_loras=flags.max_cpu_loras or view.max_loras,
+            max_rank=flags.max_lora_rank,
             num_pending=view.num_pending + view._num_foreign,
             pending_by_adapter=view.pending_by_adapter,
             process=report.process_start_wall_s if report and view.is_known else None,
-            is_resolver=traits.resolver is True,
+            is_resolver=flags.resolver is True,
             pools=self.endpoint.pools,
             unsafe_version=view._engine_version if view._mixes_weights else "",
         )

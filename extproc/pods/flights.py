@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from extproc.costs import Probe
 from extproc.learned.comparison import SHORT_BYTES
-from extproc.learned.evidence import FAILURES, Evidence, likeness, tried_in_order, verdicts
+from extproc.learned.evidence import FAILURES, Evidence, judged_attempts, likeness, tried_in_order
 from extproc.learned.expected import HEARD_S
 from extproc.learned.outliers import Outliers
 from extproc.learned.prefixes import PrefixIndex, with_cached
@@ -18,7 +18,7 @@ from extproc.pods.endpointstate import EndpointState, InFlight
 from extproc.pods.listeners import PickObserver, WaitingLine
 from extproc.pods.peerpicks import PeerPicks
 from extproc.pods.podrequests import Flight
-from extproc.pods.speeds import told_by
+from extproc.pods.speeds import to_be_learned
 from extproc.pods.tenants import Tenants
 from extproc.types import Pick
 
@@ -110,7 +110,7 @@ class Flights:
             raise KeyError(address)
         adapter, cached = pod.listed.adapter_of(request), request.cached_bytes
         num_bytes = request.rest_bytes(address)
-        place, probe = told_by(pod, request, num_bytes, adapter, now=now)
+        place, probe = to_be_learned(pod, request, num_bytes, adapter, now=now)
         if cached:
             pick = with_cached(pick, cached)
         flight = self._count(pick, now, pod, adapter, num_bytes, now, place, probe)
@@ -177,7 +177,7 @@ class Flights:
 
         The request ended at `now`, which was reported at `reported_at_s` (None for `now`).
         `has_run` is False if the endpoint's engine cannot have worked on it (refused, not reached),
-        `num_bytes` the length of the response. For the rest see `verdicts`.
+        `num_bytes` the length of the response. For the rest see `judged_attempts`.
         """
         if (flight := self._flights.pop(pick_id, None)) is None:
             return None
@@ -209,7 +209,7 @@ class Flights:
         if self._observer is not None:
             self._observer.ended(flight, has_run=has_run_here)
         if num_attempts > 1 or (address or pick.endpoints[0]) != own:
-            judged = verdicts(
+            judged = judged_attempts(
                 pick, verdict, address=address, num_attempts=num_attempts, refused=refused
             )
             for each_address, said in {own: Evidence.NONE, **judged}.items():
@@ -289,7 +289,10 @@ class Flights:
         if report is not None and report.num_running + report.num_waiting > num_beside:
             num_beside = report.num_running + report.num_waiting
         flight = InFlight(
-            *(pick, at_s, adapter, num_beside),
+            pick,
+            at_s,
+            adapter,
+            num_beside,
             pod=pod,
             trial=trial,
             place=place,

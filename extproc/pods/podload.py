@@ -40,19 +40,19 @@ class PodLoad:
     def __init__(
         self,
         address: str,
-        traits: ServerFlags,
+        flags: ServerFlags,
         row: PodRow,
         expected: Expected,
         due: Callable[[str], None],
     ) -> None:
         self.address, self.row, self._expected, self._due = address, row, expected, due
-        self.max_in_flight = traits.max_in_flight
+        self.max_in_flight = flags.max_in_flight
         self.foreign = ForeignRequests()
-        self.residency = Residency(max_loras=traits.max_loras, max_cpu_loras=traits.max_cpu_loras)
+        self.residency = Residency(max_loras=flags.max_loras, max_cpu_loras=flags.max_cpu_loras)
         self.seen: Resident = ((), (), 0)
         self.slots: dict[str, SlotUse] = {}
         self.num_sequences = self.num_picks = 0
-        self.prompts = Prompts(traits.costs)
+        self.prompts = Prompts(flags.costs)
         self.kv_cache = KvCache(address)
         self.fullness, self.room = Fullness(), EndpointRoom()
         self.response_s: float | None = None

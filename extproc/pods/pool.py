@@ -105,7 +105,7 @@ class Pool:
     # --- reports ----------------------------------------------------------------------------
 
     def configure(self, settings: PoolSettings, outliers: OutlierSettings | None = None) -> None:
-        """Apply new thresholds and traits."""
+        """Apply new thresholds and flags."""
         self._settings = settings
         self._views.configure(settings)
         self.outliers.configure(outliers or OutlierSettings())
@@ -299,10 +299,10 @@ class Pool:
         if (pod := self.find(address)) is not None:
             pod.reports.correct(*load)
 
-    def traits(self, address: str) -> ServerFlags:
+    def flags(self, address: str) -> ServerFlags:
         """Return what an endpoint's server was started with."""
         pod = self.find(address)
-        return self._settings.traits_of("") if pod is None else pod.traits
+        return self._settings.flags_of("") if pod is None else pod.flags
 
     def pod_state(self, address: str, *, now: float) -> PodState | None:
         """Return one of `pod_states`; None where it has left."""
@@ -328,7 +328,7 @@ class Pool:
         """Return those of such an endpoint in which nobody has to wait."""
         pod = self._pods[address]
         most, num_there = pod.load.places()
-        spare = pod.load.room.num_spare if pod.traits.max_in_flight is None else 0
+        spare = pod.load.room.num_spare if pod.flags.max_in_flight is None else 0
         return EndpointPlaces(pod.group, most - spare, num_there)
 
     def oldest_in_flight_s(self, *, now: float) -> dict[str, float]:

@@ -54,8 +54,8 @@ class PoolSettings(Struct, frozen=True):
         """Return the endpoint's group, "" for none."""
         return endpoint.group if endpoint.group in self.groups else ""
 
-    def traits_of(self, group: str) -> ServerFlags:
-        """Return the traits of a group; of "", those of the endpoints without one."""
+    def flags_of(self, group: str) -> ServerFlags:
+        """Return the flags of a group; of "", those of the endpoints without one."""
         sizes = self.max_loras, self.max_cpu_loras, self.max_lora_rank
         others = self.costs, self.resolver, self.max_in_flight
         return self.groups.get(group) or ServerFlags(*sizes, *others)

@@ -66,7 +66,7 @@ _SPREAD = 1.0
 """By how much groups differ from their configuration: the standard deviation, as a part of it."""
 
 
-def told_by(
+def to_be_learned(
     pod: EndpointState, request: RequestInfo, num_bytes: int, adapter: str | None, *, now: float
 ) -> tuple[int | None, Probe | None]:
     """Return what the first token of a request will tell of, before it is counted there: the place
@@ -215,7 +215,7 @@ class _Group:
         own = self.endpoints[pod]
         # First tokens are reported when responses end.
         now = self._latest_s = max(self._latest_s, at_s)
-        presumed = pod.traits.costs.prompt_s_per_byte
+        presumed = pod.flags.costs.prompt_s_per_byte
         is_time = own.record(prompt, alone, behind, now)
         if is_time:
             own.look(now, presumed)
@@ -256,7 +256,7 @@ class _Group:
 
     def apply(self, pod: EndpointState) -> None:
         """Let an endpoint have the costs that have been learned of it."""
-        given = pod.traits.costs
+        given = pod.flags.costs
         s_per_byte = given.prompt_s_per_byte
         presumed = _near(self.tokens.s_per_byte(s_per_byte, (_SPREAD * s_per_byte) ** 2), given)
         learned = _near(self.endpoints[pod].s_per_byte(presumed, self._variance), given)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, inf
 from typing import NamedTuple
 
@@ -48,7 +48,7 @@ class Tenants:
     """The sequences that run of each tenant, of those that run any or were seen lately."""
 
     def __init__(self) -> None:
-        self._all = _Load(0.0)
+        self._all = _Load(0.0)  # the only one's own, as long as there has been no other
         self._loads: dict[_Who, _Load] = {}  # in order of `at_s`
 
     def count(self, claim: Claim, num: int, *, now: float) -> None:
@@ -57,19 +57,21 @@ class Tenants:
         load = loads.pop(who, None) if len(loads) > 1 else loads.get(who)
         if load is None:
             load = _Load(now)
+            if not loads and not every.seen_s:
+                self._all = every = load
+            elif every is next(iter(loads.values()), None):
+                self._all = every = replace(every)
         loads[who] = load
-        # Of each of the two `mean_at`, written out: every request comes here twice.
-        at_s = every.at_s
-        kept = exp((at_s - now) / LATELY_S) if at_s < now else 1.0
-        every.mean = every.num + (every.mean - every.num) * kept
-        if load.at_s != at_s:
-            kept = _kept(load.at_s, now)
+        if load is not every:
+            every.mean, every.at_s = every.mean_at(now), now
+            every.num += num
+        # `mean_at`, written out: every request comes here twice.
+        kept = exp((load.at_s - now) / LATELY_S) if load.at_s < now else 1.0
         load.mean = load.num + (load.mean - load.num) * kept
         load.num_ended *= kept
         if num < 0:
             load.num_ended -= num
-        every.at_s = load.at_s = load.seen_s = now
-        every.num += num
+        load.at_s = load.seen_s = now
         load.num += num
         if len(loads) > 1:
             self._forget(now)

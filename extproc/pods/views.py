@@ -139,7 +139,7 @@ class Views:
             # Only what routers have sent counts, and what the engine had at its start.
             report = LoadReport(max_loras=report.max_loras if report else None)
             pod.load.residency.lapse()
-        endpoint, traits = pod.endpoint, pod.traits
+        endpoint, flags = pod.endpoint, pod.flags
         is_awake = not is_asleep and pod.health.died_at_s is None
         return EndpointView(
             endpoint.address,
@@ -152,8 +152,8 @@ class Views:
             num_waiting=report.num_waiting,
             _num_deferred=report.num_deferred or 0,
             kv_usage_ratio=report.kv_usage_ratio or 0.0,
-            max_loras=report.max_loras or traits.max_loras,
-            _max_lora_rank=traits.max_lora_rank,
+            max_loras=report.max_loras or flags.max_loras,
+            _max_lora_rank=flags.max_lora_rank,
             _reported_adapters=report.active_adapters,
             costs=pod.load.prompts.costs,
             _is_owing=pod.listed.is_owing(is_known=is_known),

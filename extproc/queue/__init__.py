@@ -6,9 +6,9 @@ what is held import it.
 
 from __future__ import annotations
 
+from extproc.queue.destinations import Destinations
 from extproc.queue.queue import HoldQueue
-from extproc.queue.reach import Reach
 from extproc.queue.tickets import HoldEnd, QueueSettings, Ticket
 from extproc.queue.waiting import Waiting
 
-__all__ = ["HoldEnd", "HoldQueue", "QueueSettings", "Reach", "Ticket", "Waiting"]
+__all__ = ["Destinations", "HoldEnd", "HoldQueue", "QueueSettings", "Ticket", "Waiting"]

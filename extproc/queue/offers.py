@@ -17,8 +17,8 @@ from collections.abc import Collection, Generator, Hashable, Iterable, Iterator,
 from math import inf
 
 from extproc.phrases import FOR_POD, FOR_SLOT
+from extproc.queue.destinations import ALL, Destinations
 from extproc.queue.plan import QueuePlan
-from extproc.queue.reach import ALL, Reach
 from extproc.queue.reservations import Reservations
 from extproc.queue.tickets import Ticket
 from extproc.queue.waiting import TicketLine, Waiting
@@ -55,7 +55,7 @@ class Offers:
         self._plan = plan
         self.next_s, self._newest_s, self._back_s = inf, -inf, -inf
         self.reservations, self.line = Reservations(plan), TicketLine()
-        self._reach = Reach()
+        self._reach = Destinations()
         self._back: Collection[Ticket] = ()
         # In this offer: the kinds that were asked for in vain, by when to ask again; and requests.
         self._vain: dict[Hashable, float] = {}
@@ -96,7 +96,7 @@ class Offers:
         num_held: int,
         now: float,
         is_freed: bool,
-        reach: Reach,
+        reach: Destinations,
     ) -> Iterator[Ticket]:
         """Make an offer: yield each ticket that is to be asked for. Say what came of it, by `sent`
         or `asked_in_vain`, before the next one is taken.
@@ -206,9 +206,11 @@ class Offers:
 
     def behind_until_s(self, request: RequestInfo, now: float) -> float:
         """Return until when a request has to let others go first; `now` where it need not."""
-        return self.line.until_s(request, self._reach.of(request), now) if self.line else now
+        return (
+            self.line.until_s(request, self._reach.of(request), now) if self.line.is_any() else now
+        )
 
-    def hear(self, router_id: str, waiting: Waiting, reach: Reach, *, now: float) -> bool:
+    def hear(self, router_id: str, waiting: Waiting, reach: Destinations, *, now: float) -> bool:
         """Have requests that wait at another router go first, in place of its earlier ones. Return
         whether fewer of them hold up other requests.
         """
@@ -219,7 +221,7 @@ class Offers:
         """Return whether two requests may go to one endpoint, as far as is known."""
         return bool(self._reach.of(one.request) & self._reach.of(other.request))
 
-    def _take_in(self, reach: Reach) -> None:
+    def _take_in(self, reach: Destinations) -> None:
         """Take the endpoints as they are now."""
         self._reach = reach
         self.line.know(reach.addresses)

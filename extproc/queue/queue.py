@@ -23,9 +23,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from math import ceil
 
+from extproc.queue.destinations import NOWHERE, Destinations
 from extproc.queue.offers import Offers
 from extproc.queue.plan import QueuePlan
-from extproc.queue.reach import NOWHERE, Reach
 from extproc.queue.schedule import TOLD_WAIT_S, DispatchPace, Schedule
 from extproc.queue.tickets import (
     HoldEnd,
@@ -148,12 +148,14 @@ class HoldQueue:
 
     # --- other routers -----------------------------------------------------------------------
 
-    @property
     def lets_others_go(self) -> bool:
-        """Whether somebody waits, here or at another router, whom a newcomer may have to let go."""
-        return bool(self._tickets or self._offers.line)
+        """Return whether somebody waits, here or at another router, whom a newcomer may have to let
+        go."""
+        return bool(self._tickets) or self._offers.line.is_any()
 
-    def hear(self, router_id: str, waiting: Waiting, *, now: float, reach: Reach = NOWHERE) -> None:
+    def hear(
+        self, router_id: str, waiting: Waiting, *, now: float, reach: Destinations = NOWHERE
+    ) -> None:
         """Have those that wait at another router go first, instead of those that did before."""
         if self._offers.hear(router_id, waiting, reach, now=now):
             self.freed(now)
@@ -192,7 +194,7 @@ class HoldQueue:
         until_s = offers.behind_until_s(request, now)
         return until_s if until_s > now else None
 
-    def offer(self, choose: Choose, *, now: float, reach: Reach = NOWHERE) -> None:
+    def offer(self, choose: Choose, *, now: float, reach: Destinations = NOWHERE) -> None:
         """Offer what room there is, in order; call it as `schedule` says, or whenever it is due.
 
         Args:

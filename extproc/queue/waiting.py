@@ -16,7 +16,7 @@ from itertools import chain
 from math import inf
 from typing import NamedTuple
 
-from extproc.queue.reach import ALL
+from extproc.queue.destinations import ALL
 from extproc.types import RequestInfo
 
 MAX_AHEAD = 16
@@ -28,7 +28,7 @@ class Ahead(NamedTuple):
 
     Attributes:
         until_s: For so long requests of a lower priority let them go first.
-        reach: The endpoints that they may go to, as `Reach` has it.
+        reach: The endpoints that they may go to, as `Destinations` has it.
     """
 
     priority: int
@@ -74,7 +74,8 @@ class TicketLine:
             self._addresses = addresses
             self._others.clear()
 
-    def __bool__(self) -> bool:
+    def is_any(self) -> bool:
+        """Return whether there are such."""
         return bool(self._own or self._others)
 
     def add(self, priority: int, reach: int, until_s: float) -> None:

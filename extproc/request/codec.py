@@ -32,7 +32,7 @@ from extproc.request.messages import BodyMode
 from extproc.request.usual import (
     BODY,
     HEADERS,
-    Layout,
+    MessageLayout,
     first_body_bytes,
     layout_of,
     read_body,
@@ -88,7 +88,7 @@ class Codec(Encoder):
         self._headers = NEEDED_HEADERS | {session_header}
         self._contexts: dict[bytes, tuple[frozenset[str] | None]] = {}
         self._num_unknown = 0  # messages without a known layout
-        self._layouts: dict[int, list[tuple[Layout, tuple[Any, ...]]]] = {}
+        self._layouts: dict[int, list[tuple[MessageLayout, tuple[Any, ...]]]] = {}
         self._model_key = model_key
         self._readers: dict[str | None, Callable[[pb.ProcessingRequest], m.Event]] = {
             "request_headers": self._request_headers,
@@ -143,7 +143,7 @@ class Codec(Encoder):
                 self._remember(len(message), layout, event)
         return event
 
-    def _remember(self, num_bytes: int, layout: Layout, event: m.RequestHeaders) -> None:
+    def _remember(self, num_bytes: int, layout: MessageLayout, event: m.RequestHeaders) -> None:
         if len(self._layouts) >= MAX_LENGTHS and num_bytes not in self._layouts:
             self._layouts.clear()
         known = self._layouts.setdefault(num_bytes, [])

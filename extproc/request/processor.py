@@ -43,7 +43,8 @@ LARGE_BYTES = 1024 * 1024
 log = logging.getLogger(__name__)
 _DONE = CallState.DONE
 _NOT_YET: Any = None  # it wakes its session, which has to be first
-_SPECIAL = frozenset((m.WakeAt, m.EchoRest, m.EndStream, m.ContinueBody))
+_NO_MESSAGES = frozenset((m.WakeAt, m.EchoRest, m.EndStream))
+"""Commands that are not one message to the data plane."""
 
 
 @dataclass(slots=True)
@@ -229,8 +230,14 @@ class _Session(Struct, eq=False):
         call, encode = self._call, self._service.codec.encode
         for command in commands:
             kind = type(command)  # `isinstance` of another Struct takes CPython 0.2 us
-            body = command.body if type(command) is m.ContinueBody else None
-            if kind not in _SPECIAL and len(commands) == 1:
+            if kind not in _NO_MESSAGES:
+                body = command.body if type(command) is m.ContinueBody else None
+                if body is not None and most == 0 and len(body) > LARGE_BYTES:
+                    self._put_off(commands, command, len(body))
+                    return
+                if len(commands) == 2 and commands[1] is m.END:
+                    call.finish(encode(command))
+                    return
                 call.send(encode(command))
             elif kind is m.WakeAt:
                 assert isinstance(command, m.WakeAt)
@@ -244,16 +251,8 @@ class _Session(Struct, eq=False):
                 if num_sent == most:
                     self._put_off(commands, command, command.num_bytes)
                     return
-            elif command is m.END:
-                call.end()
-            elif most == 0 and body is not None and len(body) > LARGE_BYTES:
-                self._put_off(commands, command, len(body))
-                return
-            elif len(commands) == 2 and commands[1] is m.END:
-                call.finish(encode(command))
-                return
             else:
-                call.send(encode(command))
+                call.end()
 
     def _put_off(self, commands: Sequence[m.Command], first: m.Command, num_bytes: int) -> None:
         """Execute commands from one on in another pass."""

@@ -29,7 +29,7 @@ _CONTENT, _VALUE = 0x0A, 0x1A
 """The first field of its message, with a length; and the value of a header."""
 
 
-class Layout:
+class MessageLayout:
     """Where the values stand in messages that are the same everywhere else: all tags, all lengths,
     all names, and what follows the headers. Most messages have the layout of an earlier one.
 
@@ -65,7 +65,7 @@ class Layout:
         return dict(zip(self._names, self._values(message.decode("latin-1")), strict=False))
 
 
-def layout_of(message: bytes, http: Any, headers: Mapping[str, str]) -> Layout | None:
+def layout_of(message: bytes, http: Any, headers: Mapping[str, str]) -> MessageLayout | None:
     """Return the layout of a message; None if it is not usual: its headers are not all in
     `raw_value`, or a needed one is repeated.
 
@@ -84,7 +84,7 @@ def layout_of(message: bytes, http: Any, headers: Mapping[str, str]) -> Layout |
     is_usual = message.startswith(begin + text)
     if not is_usual or sum(name in headers for name, _, _ in found) > len(headers):
         return None
-    return Layout(message, len(begin), found, headers)
+    return MessageLayout(message, len(begin), found, headers)
 
 
 def _field(tag: int, size: int) -> bytes:

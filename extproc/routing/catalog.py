@@ -193,7 +193,7 @@ class Catalog:
         self, listed: Mapping[str, ModelCard]
     ) -> Iterator[Mapping[str, ModelCard] | None]:
         """Yield None after each pass, and in the end the same: ten thousand looks take 50 ms."""
-        cards, leaving, is_open = self._cards, self.planner.leaving(), self.admits_undeclared
+        cards, leaving, is_open = self._cards, self.planner.leaving(), self.admits_undeclared()
         before = self._listed
         if before[0] is listed and self._listed_for == (leaving, is_open):
             yield before[1]
@@ -216,12 +216,12 @@ class Catalog:
     def _is_shown(self, name: str, card: ModelCard) -> bool:
         return owner_of(name, self._cards) is None and self.admits(name, card)
 
-    @property
     def admits_all(self) -> bool:
-        """Whether all models that pods list get requests, whoever asks: nothing is declared."""
+        """Return whether all models that pods list get requests, whoever asks: nothing is
+        declared."""
         if self._cards or self._withheld or self._of_tenants or self.planner.deleted:
             return False
-        return self.admits_undeclared
+        return self.admits_undeclared()
 
     def admits(self, name: str, card: ModelCard) -> bool:
         """Return whether a model that pods list gets requests.
@@ -235,12 +235,11 @@ class Catalog:
                 return True
             if owner_of(name, self._withheld) is not None:
                 return False
-        return card.parent is None or self.admits_undeclared
+        return card.parent is None or self.admits_undeclared()
 
-    @property
     def admits_undeclared(self) -> bool:
-        """Whether adapters that pods list, and nobody declares, get requests."""
-        return self._may_admit and self._sources.terms_are_known
+        """Return whether adapters that pods list, and nobody declares, get requests."""
+        return self._may_admit and self._sources.terms_are_known()
 
     def proven(self, request: RequestInfo) -> RequestInfo:
         """Return a request that names a version by its served name, for the pods alone that may get

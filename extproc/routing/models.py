@@ -205,14 +205,14 @@ class Models:
         if not request.model:
             return self.claimed(request)
         models = self._pool.models
-        if self._catalog.admits_all:  # the usual
+        if self._catalog.admits_all():  # the usual
             card = models.by_name.get(request.model) or self._pool.model(request.model)
         else:
             card = self._card(request.model, request.hints.fairness_id)
         if card is None:
             snapshot = self._pool.snapshot(now=now)
             return self._unknown(request._client_model, snapshot, request.subset)
-        if request.model in models.doubted and not self._catalog.admits_undeclared:
+        if request.model in models.doubted and not self._catalog.admits_undeclared():
             request = self._undoubted(request, card)
         cached = request.cached_bytes
         if uses_cached_bytes and request._prefix_hashes:
@@ -245,7 +245,7 @@ class Models:
     @property
     def listed(self) -> _Registry:
         """The models that pods list, each as it gets requests."""
-        models, is_by_name = self._pool.models, self._catalog.admits_undeclared
+        models, is_by_name = self._pool.models, self._catalog.admits_undeclared()
         return models.by_name if is_by_name else models.bases_first
 
     def _card(self, name: str, tenant: str) -> ModelCard | None:

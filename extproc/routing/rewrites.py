@@ -83,15 +83,14 @@ class Rewrites:
         """Replace the adapters that pods may have under another name, known once one is picked."""
         self._declared = names
 
+    def is_active(self) -> bool:
+        """Return whether a request without a header of its own may be rewritten."""
+        has_rules = bool(self._exact) or self._generic is not None
+        return has_rules or bool(self._declared) or self.spelling.joins
+
     def is_declared(self, model: str) -> bool:
         """Return whether pods may have a model under another name."""
         return model in self._declared
-
-    @property
-    def is_active(self) -> bool:
-        """Whether a request without a header of its own may be rewritten."""
-        has_rules = bool(self._exact) or self._generic is not None
-        return has_rules or bool(self._declared) or self.spelling.joins
 
     @property
     def aliases(self) -> Mapping[str, Sequence[str]]:

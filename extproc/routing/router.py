@@ -15,7 +15,7 @@ from extproc.phrases import FOR_POD, FOR_ROOM, FOR_TURN
 from extproc.pods.columns import Columns
 from extproc.pods.pool import Pool
 from extproc.pods.tenants import left
-from extproc.queue import HoldQueue, Reach, Ticket, Waiting
+from extproc.queue import Destinations, HoldQueue, Ticket, Waiting
 from extproc.rejections import asleep, no_endpoints
 from extproc.routing.catalog import Catalog
 from extproc.routing.modelroutes import ModelRoutes
@@ -178,10 +178,10 @@ class Router:
         """Offer the room there is to those that are held, if it is time."""
         self.queue.offer(self._look, now=now, reach=self.reach(now=now))
 
-    def reach(self, *, now: float) -> Reach:
+    def reach(self, *, now: float) -> Destinations:
         """Return where requests may go, as things are now."""
         endpoints, catalog = self.pool.snapshot(now=now).endpoints, self.catalog
-        return Reach(endpoints, catalog.holders, catalog.served, self.pool.slots)
+        return Destinations(endpoints, catalog.holders, catalog.served, self.pool.slots)
 
     def hear(self, router_id: str, waiting: Waiting, *, now: float) -> None:
         """Have those that wait at another router go first here, too."""
@@ -196,7 +196,7 @@ class Router:
             is_new: Held requests are offered room before it, and it waits for those in line.
         """
         queue, models = self.queue, self.models
-        lets_others_go = is_new and queue.lets_others_go
+        lets_others_go = is_new and queue.lets_others_go()
         if lets_others_go and queue.is_due(now):
             self.offer(now=now)
         known = models.identify(request, self.picker.uses_cached_bytes, now)

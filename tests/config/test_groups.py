@@ -35,7 +35,7 @@ def test_a_group_has_what_it_names_and_the_rest_from_all_pods() -> None:
 
     costs = Costs(prompt_s_per_byte=0.0001, cold_load_s=0.0)
     assert settings.groups == {"l4": ServerFlags(4, 32, 16, costs)}
-    assert settings.traits_of("") == ServerFlags(8, 32, 64, DEFAULT)
+    assert settings.flags_of("") == ServerFlags(8, 32, 64, DEFAULT)
 
 
 def test_metrics_may_be_on_a_port_and_path_of_their_own() -> None:

@@ -284,7 +284,7 @@ def test_more_requests_than_a_limit_are_due_a_report_and_as_many_are_not(limit: 
             scene.report(3, tokens=99)
         scene.pool._pods[A].load.room.limit = 4
     pod = scene.pool._pods[A]
-    num = pod.traits.max_in_flight or pod.load.room.limit
+    num = pod.flags.max_in_flight or pod.load.room.limit
     assert num == 4
     while pod.load.num_known < num:
         scene.start("a")

@@ -25,7 +25,7 @@ from extproc.learned.ejections import (
     OutlierSettings,
     Readmission,
 )
-from extproc.learned.evidence import Evidence, verdicts
+from extproc.learned.evidence import Evidence, judged_attempts
 from extproc.learned.outliers import MAX_DOUBTS, MAX_SUSPECT_S, Outliers
 from extproc.learned.recentends import NUM_BESIDE
 from extproc.learned.tallies import (
@@ -713,7 +713,7 @@ def test_a_retry_says_that_the_attempt_before_it_broke(
 ) -> None:
     made = pick(endpoints=tuple(endpoints))
 
-    assert verdicts(made, SERVED, address=address, num_attempts=num_attempts) == expected
+    assert judged_attempts(made, SERVED, address=address, num_attempts=num_attempts) == expected
 
 
 # --- in any order ---------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from extproc.queue import HoldQueue, QueueSettings, Reach, Ticket, Waiting
+from extproc.queue import Destinations, HoldQueue, QueueSettings, Ticket, Waiting
 from extproc.queue.waiting import NOBODY
 from extproc.tenancy import Claim
 from extproc.types import EndpointView, Pick, Reason, Rejection, RequestInfo, Wait
@@ -97,8 +97,8 @@ class Scene:
         return self.sent[before:]
 
     @property
-    def reach(self) -> Reach:
-        return Reach(self.endpoints, self.holders)
+    def reach(self) -> Destinations:
+        return Destinations(self.endpoints, self.holders)
 
     @property
     def held(self) -> list[str]:

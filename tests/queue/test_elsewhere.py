@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from extproc.phrases import FOR_SLOT
 from extproc.queue import QueueSettings, Waiting
-from extproc.queue.reach import ALL
+from extproc.queue.destinations import ALL
 from extproc.queue.waiting import NOBODY, Ahead
 from extproc.tenancy import Claim
 from extproc.types import EndpointView, RequestInfo
@@ -56,7 +56,7 @@ def behind_s(scene: Scene, priority: int = 0, *, at_s: float | None = None) -> f
 def test_a_lower_priority_lets_a_higher_one_go_first() -> None:
     scene = other(waits())
 
-    assert scene.queue.lets_others_go
+    assert scene.queue.lets_others_go()
     assert behind_s(scene) == pytest.approx(SLOT_HOLD_S - scene.now)
     assert behind_s(scene, at_s=-1.0) > behind_s(scene, GOLD) == 0
 
@@ -74,7 +74,7 @@ def test_those_below_0_wait_as_long_as_anybody_does_and_go_when_nobody_does() ->
 
     assert (before, behind) == ([], inf)
     assert scene.sent == ["idle"]
-    assert not scene.queue.lets_others_go
+    assert not scene.queue.lets_others_go()
 
 
 @pytest.mark.parametrize(

@@ -544,7 +544,7 @@ def test_without_declarations_pods_alone_say_what_there_is() -> None:
 
 def test_the_pool_says_what_was_configured_of_a_pod() -> None:
     pool = Scene().router.pool
-    assert pool.traits(address(1)) == pool.traits("unknown")
+    assert pool.flags(address(1)) == pool.flags("unknown")
 
 
 def test_other_tenants_find_no_such_model_in_no_version() -> None:
@@ -775,8 +775,8 @@ def test_clients_see_where_an_adapter_s_files_are_only_if_the_operator_wants_it(
 def test_where_nothing_is_declared_what_pods_list_may_be_refused_all_the_same() -> None:
     refusing = Catalog(CatalogSettings(undeclared=Undeclared.REFUSE))
 
-    assert Catalog().admits_all
-    assert not refusing.admits_all
+    assert Catalog().admits_all()
+    assert not refusing.admits_all()
     assert not refusing.admits("a", ModelCard("a", parent=BASE))
 
 

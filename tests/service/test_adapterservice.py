@@ -94,11 +94,11 @@ async def test_while_who_may_use_what_cannot_be_read_a_router_is_not_ready_and_s
         assert reason.startswith("adapters.store: not read yet: ")
         scene.now = 86_400.0
         assert bool(scene.service.why_not_ready()) is (wait_s is None)
-        assert not scene.routing.sources.terms_are_known
+        assert not scene.routing.sources.terms_are_known()
         assert scene.service.warnings() == [reason]
 
         (tmp_path / "missing").mkdir()
-        await eventually(lambda: scene.routing.sources.terms_are_known)
+        await eventually(lambda: scene.routing.sources.terms_are_known())
         assert scene.service.why_not_ready() == scene.service.warnings() == []
 
 
@@ -111,7 +111,7 @@ async def test_names_that_cannot_be_read_delay_readiness_for_a_while_alone(tmp_p
         scene.now = READINESS_LIMIT_S
         assert not scene.service.why_not_ready()
         assert not scene.routing.sources.are_known
-        assert scene.routing.sources.terms_are_known
+        assert scene.routing.sources.terms_are_known()
 
 
 async def test_what_was_read_once_is_known_for_good_and_its_age_is_told(
@@ -120,7 +120,7 @@ async def test_what_was_read_once_is_known_for_good_and_its_age_is_told(
     caplog.set_level("INFO")
     scene = Scene(tmp_path)
     async with beside(scene.service.run()):
-        await eventually(lambda: scene.routing.sources.terms_are_known)
+        await eventually(lambda: scene.routing.sources.terms_are_known())
         moved = tmp_path.rename(tmp_path.with_name("elsewhere"))
         await eventually(lambda: bool(scene.service.warnings()))
         scene.now += 30.0
@@ -128,7 +128,7 @@ async def test_what_was_read_once_is_known_for_good_and_its_age_is_told(
         (warning,) = scene.service.warnings()
         assert warning.startswith("adapters.store: as of 30 s ago: ")
         assert scene.gauges() == {"declarations_known": 1.0, "declarations_age_seconds": 30.0}
-        assert scene.routing.sources.terms_are_known
+        assert scene.routing.sources.terms_are_known()
 
         moved.rename(tmp_path)
         await eventually(lambda: not scene.service.warnings())
@@ -145,9 +145,9 @@ async def test_a_content_that_was_bad_at_the_start_holds_back_what_nobody_declar
     async with beside(scene.service.run()):
         await eventually(lambda: "a.json: " in str(scene.service.warnings()))
         assert not scene.service.why_not_ready()
-        assert not scene.routing.sources.terms_are_known
+        assert not scene.routing.sources.terms_are_known()
         (tmp_path / "a.json").write_text('{"name": "a", "deleted": true}')
-        await eventually(lambda: scene.routing.sources.terms_are_known)
+        await eventually(lambda: scene.routing.sources.terms_are_known())
 
 
 @pytest.mark.parametrize("fails_open", [True, False])

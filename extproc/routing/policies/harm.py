@@ -28,6 +28,8 @@ LAST_SLOT_RATIO = 0.2
 """Part of a slot's price that comes on top where it is the endpoint's last free one, half of it
 where it is one of two, and so on. In the laboratory 0.2 and 0.5 let routers that do not tell each
 other miss a quarter fewer objectives, and 0.2 also those that do."""
+_FEW = 4
+"""Rows that are looked at because an adapter is loaded there."""
 NUM_FIRST_HOMES, MAX_ADAPTERS_WITH_FIRST_HOMES = 64, 16_384
 """Whose first homes are remembered, which most decisions need no more than: to compute them takes
 about a microsecond for each endpoint."""
@@ -91,135 +93,125 @@ class Price(Struct, frozen=True, gc=False):
     late_first_token: float
 
 
-_Parts = tuple[float, float, int, float, float, float, float, float]
-"""Of a price: prompts ahead (below 0 where none are), the own prompt, pending requests, load, slot,
-a wait for one, the distance from home, and a late first token; all but the third in seconds."""
-_NONE: Mapping[int, int] = {}
+_Visit = tuple[int | None, int]
+"""A row that is looked at, after its place among the adapter's homes. That is None where the
+adapter runs or no home is asked for, and inverted where it does not say which rows are left."""
+_Way = tuple[Iterable[_Visit], Iterable[int], Container[int], float, bool]
+"""The visits before all homes; the homes in their order, and those of them that were visited; the
+price of a slot; and whether the adapter is loaded at none but those."""
 
 
-class Search:
-    """The prices of some rows for a request, and which are the lowest.
+class Prices:
+    """The prices of rows for a request, and which are the lowest.
 
     An endpoint where the adapter does not run costs at least a slot and its place among the
     adapter's homes, and a load where it is not loaded. So the endpoints where it runs come first,
     then those where it is loaded if they are few, then its homes in their order. The search ends
     when the next home cannot be cheaper than the best: all other terms are 0 or more, and sums of
     floats are monotonic.
-
-    Args:
-        running: Unfinished requests for the adapter, by row.
-
-    Attributes:
-        running: The same of those of the rows that have some.
-        num_slots: Of the rows that tell theirs, and `num_free` of those.
     """
 
-    __slots__ = (
-        *("_columns", "_few", "_now", "_order", "_request", "_rest_load_s", "_rows", "_seen"),
-        *("_slot_s", "_weights", "num_free", "num_slots", "running"),
-    )
+    def __init__(self, weights: Weights) -> None:
+        self._weights, self._first_homes = weights, FirstHomes()
 
-    def __init__(
-        self,
-        weights: Weights,
-        first_homes: FirstHomes,
-        columns: Columns,
-        rows: Sequence[int],
-        request: RequestInfo,
-        now: float,
-        running: Mapping[int, int],
-    ) -> None:
-        self._weights, self._columns, self._rows = weights, columns, rows
-        self._request, self._now = request, now
-        self._slot_s = self._rest_load_s = 0.0
-        self.running = _NONE
-        self._seen: Container[int] = ()  # rows that are visited before `_order`
-        self._order: Iterable[int] = ()
-        self._few: Sequence[tuple[int, int]] = ()
-        adapter = request.adapter
-        if adapter is None:
-            return
-        if len(rows) == len(columns.addresses):
-            self.running, self.num_slots = running, columns.all_slots
-            self.num_free = columns.all_free
-            addresses, holders = columns.addresses, columns.few_holders(adapter)
-            first = self._order = first_homes.of(adapter, addresses)
-            if len(first) < len(addresses):
-                self._order = first_homes.all(adapter, addresses)
-            elif holders is not None:  # in front of all rows in order, as they are few
-                self._rest_load_s = columns.least[1]
-                self._few = [(~first[row], row) for row in holders if row not in running]
-                self._seen = holders
-        else:
-            slots, used = columns.num_slots, columns.num_used
-            running = self.running = {row: running[row] for row in rows if row in running}
-            self.num_slots = sum([slots[row] for row in rows])
-            self.num_free = sum([max(0, slots[row] - used[row]) for row in rows])
-            order = first_homes.all(adapter, columns.addresses)
-            self._order = filter(set(rows).__contains__, order)
-        self._seen = self._seen or running
-        if self.num_slots:
-            self._slot_s = weights.slot_s * exp(-self.num_free / sqrt(self.num_slots))
-        if running:
-            num_alike = (sum(running.values()) + 1) / (1 + len(running))
-            self._slot_s /= max(1.0, num_alike / SHARED_SLOT)
-
-    def price(self, parts: _Parts) -> Price:
-        """Return the terms of a price."""
-        ahead_s, prompt_s, busy, load_s, opening_s, wait_s, away_s, late_s = parts
-        return Price(
-            ahead_s if ahead_s > 0 else 0.0,
-            prompt_s * (1 + PROMPT_STALL_RATIO * busy),
-            self._weights.pending_s * busy,
-            load_s,
-            opening_s,
-            wait_s,
-            away_s,
-            late_s,
-        )
-
-    def prices(self, rows: Iterable[int]) -> list[Price]:
-        """Return the prices of some of the rows, with room or without."""
-        running, always = self.running, [True] * len(self._columns.addresses)
-        places = {row: place for place, row in enumerate(self._order)}
+    def of(
+        self, columns: Columns, rows: Iterable[int], request: RequestInfo, now: float
+    ) -> list[Price]:
+        """Return the prices of some rows, with room or without, in a search of all."""
+        every = range(len(columns.addresses))
+        running = columns.running(request.adapter or "")
+        way = self._way(columns, every, request.adapter, running)
+        places, always = {row: place for place, row in enumerate(way[1])}, [True] * len(every)
         found = []
         for row in rows:
             place = None if row in running else places.get(row)
-            visit = None if place is None else ~place, row
-            found.append(self.price(self.lowest(always, inf, [visit])[row]))
+            visits = ((None if place is None else ~place, row),)
+            found.append(self._walk(columns, request, now, always, inf, way, visits)[row])
         return found
 
     def lowest(
         self,
+        columns: Columns,
+        rows: Sequence[int],
+        request: RequestInfo,
+        now: float,
         has_room: Sequence[bool],
         latest_s: float,
-        visits: Iterable[tuple[int | None, int]] | None = None,
-    ) -> Mapping[int, _Parts]:
+        running: Mapping[int, int],
+    ) -> Mapping[int, Price]:
         """Return the rows that have the lowest price of those that have room and whose prompts are
-        computed by then; none where no row has.
+        computed by then, and that price; none where no row has.
 
         Args:
-            visits: Rows to look at until no further one can be cheaper than the best so far; None
-                for all. Each comes after its place among the adapter's homes. That is None where
-                the adapter runs or no home is asked for, and inverted where it does not say which
-                rows are left.
+            running: Unfinished requests for the adapter, by those of the rows that have some.
         """
+        way = self._way(columns, rows, request.adapter, running)
+        visits = chain(way[0], enumerate(way[1]))
+        return self._walk(columns, request, now, has_room, latest_s, way, visits)
+
+    def _way(
+        self,
+        columns: Columns,
+        rows: Sequence[int],
+        adapter: str | None,
+        running: Mapping[int, int],
+    ) -> _Way:
+        """Return where the search goes."""
+        if adapter is None:
+            return zip(repeat(None), rows), (), (), 0.0, False
+        before: list[_Visit] = [*zip(repeat(None), running)] if running else []
+        homes: Iterable[int]
+        seen: Container[int] = running
+        slot_s, has_all_seen = 0.0, False
+        addresses = columns.addresses
+        if len(rows) == len(addresses):
+            homes = first = self._first_homes.of(adapter, addresses)
+            holders = columns.holders(adapter)
+            if len(first) < len(addresses):
+                homes = self._first_homes.all(adapter, addresses)
+            elif len(holders) <= _FEW:  # in front of all rows in order
+                seen, has_all_seen = holders, True
+                few = [(~first[row], row) for row in holders if row not in running]
+                before += sorted(few, reverse=True)  # the next to home is mostly the best
+        else:
+            every = self._first_homes.all(adapter, addresses)
+            homes = filter(set(rows).__contains__, every)
+        num_slots, num_free = slots_of(columns, rows)
+        if num_slots:
+            slot_s = self._weights.slot_s * exp(-num_free / sqrt(num_slots))
+        if running:
+            num_alike = (sum(running.values()) + 1) / (1 + len(running))
+            slot_s /= max(1.0, num_alike / SHARED_SLOT)
+        return before, homes, seen, slot_s, has_all_seen
+
+    def _walk(
+        self,
+        columns: Columns,
+        request: RequestInfo,
+        now: float,
+        has_room: Sequence[bool],
+        latest_s: float,
+        way: _Way,
+        visits: Iterable[_Visit],
+    ) -> Mapping[int, Price]:
+        """Look at rows until no further one can be cheaper than the best so far; return as
+        `lowest`."""
         # Written out: a call for each endpoint is what this loop would cost.
-        columns, weights, request, now = self._columns, self._weights, self._request, self._now
-        if visits is None:
-            rows = self._rows if request.adapter is None else self.running
-            visits = chain(zip(repeat(None), rows), self._few, enumerate(self._order))
-        adapter, seen, slot_s = request.adapter or "", self._seen, self._slot_s
-        pending_s, home_s, rest_load_s = weights.pending_s, weights.home_s, self._rest_load_s
+        _, _, seen, slot_s, has_all_seen = way
+        weights, adapter = self._weights, request.adapter or ""
+        pending_s, home_s = weights.pending_s, weights.home_s
         done_at, busy_at = columns.done_s, columns.num_pending
         num_bytes, cached = request.body_bytes, request.cached_bytes
         wanted_s = request.claim.ttft_s
         late_from_s = LATE_RATIO * (weights.ttft_s if wanted_s is None else wanted_s)
         if cached or request._context_bytes is not None:
             num_bytes = min(map(request.rest_bytes, cached or ("",)))
-        least_s = num_bytes * columns.least[0]
+        least_s_per_byte, rest_load_s = columns.least()
+        if not has_all_seen:
+            rest_load_s = 0.0
+        least_s = num_bytes * least_s_per_byte
         least_stall_s = PROMPT_STALL_RATIO * least_s + pending_s
-        best_s, ties = inf, dict[int, _Parts]()
+        best_s, ties = inf, dict[int, Price]()
         for place, row in visits:
             away_s = least_place_s = 0.0
             if place is not None:
@@ -259,5 +251,22 @@ class Search:
             if price_s <= best_s:
                 if price_s < best_s:
                     best_s, ties = price_s, {}
-                ties[row] = ahead_s, prompt_s, busy, load_s, opening_s, wait_s, away_s, late_s
+                ties[row] = Price(
+                    ahead_s if ahead_s > 0 else 0.0,
+                    prompt_s * (1 + PROMPT_STALL_RATIO * busy),
+                    pending_s * busy,
+                    load_s,
+                    opening_s,
+                    wait_s,
+                    away_s,
+                    late_s,
+                )
         return ties
+
+
+def slots_of(columns: Columns, rows: Sequence[int]) -> tuple[int, int]:
+    """Return the slots of those of the rows that tell theirs, and how many of these are free."""
+    if len(rows) == len(columns.addresses):
+        return columns.all_slots, columns.all_free
+    slots, used = columns.num_slots, columns.num_used
+    return sum([slots[row] for row in rows]), sum([max(0, slots[row] - used[row]) for row in rows])

@@ -40,7 +40,7 @@ from msgspec.structs import asdict
 
 from extproc.phrases import FOR_ROOM, FOR_SLOT, busiest_first, pending, short, whereabouts
 from extproc.pods.columns import Columns
-from extproc.routing.policies.harm import ROOM_RATIO, FirstHomes, Search, Weights
+from extproc.routing.policies.harm import ROOM_RATIO, Prices, Weights, slots_of
 from extproc.routing.policies.ranking import one_of
 from extproc.routing.policies.rows import RowChoice, RowPolicy, Shown
 from extproc.types import EndpointView, RequestInfo, Snapshot, Wait
@@ -79,8 +79,7 @@ class LeastHarm(RowPolicy):
         if not all(0 <= each < inf for each in (ttft_s, late_s, slot_s, full_s, pending_s, home_s)):
             raise ValueError("all arguments of least_harm are seconds, at least 0 and finite")
         self.ttft_s = ttft_s
-        self._weights = Weights(ttft_s, late_s, slot_s, full_s, pending_s, home_s)
-        self._first_homes = FirstHomes()
+        self._prices = Prices(Weights(ttft_s, late_s, slot_s, full_s, pending_s, home_s))
 
     def _choose_row(
         self,
@@ -90,37 +89,35 @@ class LeastHarm(RowPolicy):
         now: float,
         rng: random.Random,
     ) -> RowChoice | Wait:
-        adapter, claim, weights = request.adapter, request.claim, self._weights
+        adapter, claim = request.adapter, request.claim
         has_room: Sequence[bool] = columns.has_room
-        ahead_s = ROOM_RATIO * (weights.ttft_s if claim.ttft_s is None else claim.ttft_s)
+        ahead_s = ROOM_RATIO * (self.ttft_s if claim.ttft_s is None else claim.ttft_s)
         running = columns.running(adapter or "")
+        if running and len(rows) < len(columns.addresses):
+            running = {row: running[row] for row in rows if row in running}
         if claim.tpot_s is not None:
             has_room = _in_time(columns, rows, claim.tpot_s)
         if not _is_place_left(columns, rows, adapter, running, has_room, now + ahead_s):
             return _wait(columns, rows, has_room, now, ahead_s)
-        search = Search(weights, self._first_homes, columns, rows, request, now, running)
-        if adapter is not None and claim.priority < 0 and _leaves_slots(search, request, now):
+        is_low = adapter is not None and claim.priority < 0
+        if is_low and _leaves_slots(columns, rows, running, request, now):
             return _wait(columns, rows, has_room, now, ahead_s)
-        ties = search.lowest(has_room, now + ahead_s)
+        ties = self._prices.lowest(columns, rows, request, now, has_room, now + ahead_s, running)
         row = one_of(sorted(ties), rng) if len(ties) > 1 else next(iter(ties))
         reason = "base"
         if adapter is not None:
             reason = "running"
-            if row not in search.running:
+            if row not in running:
                 reason = "full" if 0 < columns.num_slots[row] <= columns.num_used[row] else "open"
-        return RowChoice(row, reason, self.terms, search.price(ties[row]))
+        return RowChoice(row, reason, self.terms, ties[row])
 
     def terms(
         self, snapshot: Snapshot, request: RequestInfo, views: Sequence[EndpointView]
     ) -> list[dict[str, float]]:
         """Return the terms of each view's price (`types.Terms`); all of them are 0 or more."""
         columns = Shown(snapshot.endpoints)
-        rows = range(len(columns.addresses))
-        running = columns.running(request.adapter or "")
-        search = Search(
-            self._weights, self._first_homes, columns, rows, request, snapshot.now, running
-        )
-        return [asdict(each) for each in search.prices([columns.rows[v.address] for v in views])]
+        rows = [columns.rows[view.address] for view in views]
+        return [asdict(each) for each in self._prices.of(columns, rows, request, snapshot.now)]
 
     @staticmethod
     def _explain(
@@ -191,13 +188,20 @@ def _wait(
     return Wait(min(behind_s, default=inf) - ahead_s, reason)
 
 
-def _leaves_slots(search: Search, request: RequestInfo, now: float) -> bool:
+def _leaves_slots(
+    columns: Columns,
+    rows: Sequence[int],
+    running: Mapping[int, int],
+    request: RequestInfo,
+    now: float,
+) -> bool:
     """Return whether a request that can wait would take one of the last slots, which more urgent
     requests need.
 
     The number in use varies by about the square root of all slots. So many are left to requests of
     priority 0 and above.
     """
-    if search.running or now - request.arrived_at_s >= SPARE_S:
+    if running or now - request.arrived_at_s >= SPARE_S:
         return False
-    return search.num_slots > 0 and search.num_free <= sqrt(search.num_slots)
+    num_slots, num_free = slots_of(columns, rows)
+    return num_slots > 0 and num_free <= sqrt(num_slots)

@@ -47,10 +47,6 @@ class Shown(Columns):
         """Return the rows where an adapter is resident or active."""
         return {row for row, view in enumerate(self._shown) if view.has_loaded(adapter)}
 
-    def few_holders(self, adapter: str) -> Set[int] | None:
-        """Return the same rows."""
-        return self.holders(adapter)
-
     def load_s(self, row: int, adapter: str) -> float:
         """Return how long an adapter's load takes at a row."""
         view = self._shown[row]
@@ -138,15 +134,14 @@ def next_rows(
     """
     pending, found, most = columns.num_pending, [*chosen], 1 + num
     for rows in among:
-        is_all = len(rows) == len(pending)
-        if is_all and len(holders) < most:  # the usual: no loop over all of them
+        if len(rows) == len(pending):  # the usual: a loop over the holders alone
             counts, num_left = pending.copy(), len(pending) - len(found)
             for row in holders:
                 counts[row] -= _MANY
             for row in found:
                 counts[row] = _MANY
         else:
-            rows = [row for row in (sorted(holders) if is_all else rows) if row not in found]
+            rows = [row for row in rows if row not in found]
             counts = [pending[row] - _MANY if row in holders else pending[row] for row in rows]
             num_left = len(counts)
         for _ in range(min(most - len(found), num_left)):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.queue import Reach, reach
+from extproc.queue import Destinations, destinations
 from extproc.types import RequestInfo
 from tests.builders import endpoint_view
 
@@ -20,7 +20,7 @@ PODS = [
 
 def test_a_declared_adapter_s_requests_go_where_its_pods_are_whatever_those_call_it() -> None:
     holders = {"sql": {PODS[0].address}, "slot": {PODS[1].address}, "cold": set[str]()}
-    made = Reach(PODS, holders.get)
+    made = Destinations(PODS, holders.get)
     models = ("sql", "slot", "cold", "elsewhere")
     assert [made.of(RequestInfo(model)) for model in models] == [1, 2, 0, 2]
 
@@ -40,7 +40,7 @@ def test_a_request_reaches_each_endpoint_that_has_its_model_and_is_allowed(
     subset: frozenset[str] | None,
 ) -> None:
     views = [endpoint_view(number, registered=each) for number, each in enumerate(lists, start=1)]
-    made = Reach(views, holders.get)
+    made = Destinations(views, holders.get)
     for model in "abc":
         found = [
             (view.address in holders[model] if model in holders else view.has_registered(model))
@@ -55,8 +55,8 @@ def test_a_request_reaches_each_endpoint_that_has_its_model_and_is_allowed(
 
 
 def test_where_many_requests_may_go_is_remembered_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach, "MAX_KNOWN", 2)
-    made = Reach(PODS)
+    monkeypatch.setattr(destinations, "MAX_KNOWN", 2)
+    made = Destinations(PODS)
 
     for _ in range(2):
         for model, bits in (("slot", 1), ("elsewhere", 2), ("also here", 3), ("unknown", -1)):

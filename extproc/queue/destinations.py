@@ -14,7 +14,7 @@ ALL = -1
 """All bits: no endpoint is known to have what a request wants, so it may be any."""
 
 
-class Reach:
+class Destinations:
     """Where requests may go, of some endpoints: a bit for each.
 
     Attributes:
@@ -85,5 +85,5 @@ class Reach:
         return [(view, self.slots_of(view.address)) for view in views]
 
 
-NOWHERE = Reach()
+NOWHERE = Destinations()
 """Where no endpoint is known, a request may go anywhere."""
