@@ -16,7 +16,7 @@ from extproc.gen.client.extproc.v1 import Candidate, Decision, Outcome, Pick, Re
 STREAM = "text/event-stream"
 FIELDS = (
     *("start_s", "model", "tenant", "pod", "status", "type"),
-    *("prompt_bytes", "output_bytes", "first_byte_us", "duration_ms"),
+    *("prompt_bytes", "output_bytes", "first_byte_us", "duration_us"),
 )
 """Of an entry. docs/what-if.md has what Envoy is to write there."""
 COMPLETED, FAILED = "completed", "failed"
@@ -69,7 +69,7 @@ def _decision(number: int, entry: Mapping[str, str], base_model: str) -> Decisio
             outcome=COMPLETED if status == _OK else FAILED,
             status=status,
             ttft_seconds=first_s if first_s and entry["type"].startswith(STREAM) else None,
-            duration_seconds=float(entry["duration_ms"]) / 1e3,
+            duration_seconds=float(entry["duration_us"]) / 1e6,
             body_bytes=int(entry["output_bytes"]),
         )
     return decision

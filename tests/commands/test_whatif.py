@@ -169,7 +169,7 @@ def test_a_log_of_envoy_is_recorded_and_asked_about(tmp_path: Path) -> None:
             prompt_bytes=4 * each.arrival.prompt_tokens,
             output_bytes=160 * each.arrival.output_tokens,
             first_byte_us=1e6 * (each.ttft_s or 0.0),
-            duration_ms=1e3 * (each.duration_s or 0.0),
+            duration_us=1e6 * (each.duration_s or 0.0),
         )
         for each in made_record().requests
     ]

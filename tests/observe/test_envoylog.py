@@ -21,7 +21,7 @@ ENTRY: dict[str, Any] = {
     "prompt_bytes": 400,
     "output_bytes": 1600,
     "first_byte_us": 250000,
-    "duration_ms": 1500,
+    "duration_us": 1_500_000,
 }
 
 
@@ -87,7 +87,7 @@ def test_a_failed_one_is_failed() -> None:
 
 
 def test_requests_without_a_body_are_left_out_and_lines_that_are_no_entries_counted() -> None:
-    bad = "{", "[]", "7", "{}", entry(start_s="now"), entry(duration_ms=None), entry(start_s=1e300)
+    bad = "{", "[]", "7", "{}", entry(start_s="now"), entry(duration_us=None), entry(start_s=1e300)
     rows, said = recorded(entry(), entry(prompt_bytes=0), *bad, entry())
 
     assert len(rows) == 2
