@@ -19,7 +19,9 @@ NOT_OURS = {
     "api": "inference-perf's",
     "containers": "a part of a pod",
     "fleet": "a part of a suite of the laboratory",
+    "access_log": "Envoy's, run by tests/e2e/test_envoy_log.py",
     "model_list": "LiteLLM's, run by tests/e2e/test_litellm.py",
+    "name": "a filter of Envoy's, run by tests/e2e/test_envoy_log.py",
     "networkPolicy": "values of the chart",
     "profile": "the laboratory's, as `calibrate` writes it",
 }

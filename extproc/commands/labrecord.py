@@ -16,6 +16,7 @@ import typer
 from extproc.commands.failure import FAILED, failure
 from extproc.commands.watch import Tls, TlsCa, TlsCert, TlsKey, client_tls
 from extproc.files.reading import read_key
+from extproc.observe.envoylog import decisions_of
 from extproc.observe.recording import MAX_KEY_BYTES, MIN_KEY_BYTES, Recording, RecordNames
 from extproc.observe.watchclient import WatchError, watch
 
@@ -39,12 +40,22 @@ def record(
             "default a random one that is not kept."
         ),
     ] = None,
+    envoy_log: Annotated[
+        Path | None,
+        typer.Option(
+            help="Access log in JSON of an Envoy without a router, to make a record of it instead "
+            "(docs/what-if.md)."
+        ),
+    ] = None,
+    base_model: Annotated[
+        str, typer.Option(help="Its model name for requests without an adapter.")
+    ] = "",
     tls: Tls = False,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
 ) -> None:
-    """Record the traffic of running routers as CSV, without prompts, answers or names.
+    """Record the traffic of running routers, or of an Envoy, as CSV without prompts or answers.
 
     The record is written to standard output, and what it lacks is said on standard error.
     """
@@ -54,19 +65,29 @@ def record(
             os.urandom(MIN_KEY_BYTES) if key_file is None else _key(key_file), plain
         )
         context = client_tls(tls, tls_ca, tls_cert, tls_key)
-        recording = Recording(names, len(targets))
-        typer.echo(f"recording {', '.join(targets)} for {minutes:g} minutes", err=True)
-        for number in (signal.SIGINT, signal.SIGTERM):  # also in a shell's background
-            signal.signal(number, signal.default_int_handler)
-        with suppress(KeyboardInterrupt):  # what was recorded until then is a record
-            asyncio.run(
-                record_all(targets, recording, sys.stdout, seconds=60 * minutes, tls=context)
-            )
+        recording = Recording(names, 1 if envoy_log else len(targets))
+        if envoy_log:
+            with envoy_log.open(encoding="utf-8", errors="replace") as log:
+                sys.stdout.write(recording.head())
+                for decision in decisions_of(log, base_model):
+                    sys.stdout.writelines(recording.lines(0, decision))
+        else:
+            _record_routers(targets, recording, minutes, context)
         sys.stdout.writelines(recording.rest())
         sys.stdout.flush()
     except (WatchError, OSError) as error:
         raise failure(error, FAILED) from error
     typer.echo(recording.says(), err=True)
+
+
+def _record_routers(
+    targets: list[str], recording: Recording, minutes: float, context: ssl.SSLContext | None
+) -> None:
+    typer.echo(f"recording {', '.join(targets)} for {minutes:g} minutes", err=True)
+    for number in (signal.SIGINT, signal.SIGTERM):  # also in a shell's background
+        signal.signal(number, signal.default_int_handler)
+    with suppress(KeyboardInterrupt):  # what was recorded until then is a record
+        asyncio.run(record_all(targets, recording, sys.stdout, seconds=60 * minutes, tls=context))
 
 
 def _key(path: Path) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ from extproc.types import Outcome, Pick
 from extproc.wire.rpc import Code
 from tests.lab.trials.virtualrecord import made_record
 from tests.lab.workload.test_recorded import row, write
+from tests.observe.test_envoylog import entry
 from tests.observe.test_watchclient import picked, serving
+from tests.pages import ROOT
 from tests.waiting import beside, eventually
 
 
@@ -32,8 +35,8 @@ def requests_of(record: Record) -> list[str]:
             prompt_tokens=each.arrival.prompt_tokens,
             output_tokens=each.arrival.output_tokens,
             ttft_s=each.ttft_s,
-            duration_s=(each.ttft_s or 0.0)
-            + (each.tpot_s or 0.0) * (each.arrival.output_tokens - 1),
+            duration_s=each.duration_s,
+            pod=each.pod,
         )
         for each in record.requests
     ]
@@ -78,6 +81,49 @@ def test_a_wrong_profile_ends_with_what_to_calibrate_and_no_table(path: Path) ->
     assert "would have been" not in result.output
 
 
+def test_without_a_profile_one_is_fitted_and_the_other_half_tells_how_good_it_is(
+    path: Path,
+) -> None:
+    result = whatif(path, "--policy", "random")
+
+    assert result.exit_code == 0, result.output
+    assert re.search(r"fitted to \d+ recorded requests, .* error of [0-2]\.\d%", result.output)
+    assert "step_s 0.0" in result.output
+    assert "What it would have been" in result.output
+
+
+def test_a_page_has_both_tables_and_the_charts(path: Path) -> None:
+    result = whatif(path, "--profile", "h100-8b", "--policy", "random", "--html")
+    page = path.with_suffix(".html").read_text()
+
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines()[-1] == str(path.with_suffix(".html"))
+    assert "410 of 410 requests" in page
+    assert page.count("<table>") == page.count("<svg") == 2
+    for cell in ("recorded, ms", "<td>`random`</td>", "random, 2 pods, 2 slots"):
+        assert cell in page
+
+
+def test_a_record_too_small_for_a_profile_asks_for_one(tmp_path: Path) -> None:
+    lines = requests_of(made_record())[:100]
+    small = write(tmp_path, *lines, pods=PODS, routers=[{"num_decisions_missed": 0}])
+    result = whatif(small)
+
+    assert result.exit_code == 1
+    assert "too few for a profile" in result.output
+    assert "Give a --profile" in result.output
+
+
+def test_a_record_without_times_gets_figures_and_no_promise(tmp_path: Path) -> None:
+    lines = [row(arrival_s=n / 10, ttft_s="", duration_s="") for n in range(200)]
+    result = whatif(write(tmp_path, *lines, pods=PODS), "--profile", "h100-8b", "--html")
+
+    assert result.exit_code == 0, result.output
+    assert "Nobody knows how well the model tells this: the record has no times" in result.output
+    assert "| `least_harm` |" in result.output
+    assert "No promise" in (tmp_path / "traffic.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -95,6 +141,49 @@ def test_what_cannot_be_asked_is_said(options: tuple[str, ...], words: str, path
 def test_slots_that_nobody_knows_are_asked_for(tmp_path: Path) -> None:
     unknown = write(tmp_path, row(), pods=[{**PODS[0], "max_loras": 0}])
     assert "give --slots" in whatif(unknown, "--profile", "h100-8b").output
+
+
+TRACE = "--profile", "h100-8b", "--pods", "2", "--slots", "4", "--requests", "100"
+
+
+@pytest.mark.parametrize(("name", "is_named"), [("arena27", True), ("azure_conv_2023", False)])
+def test_a_public_trace_gets_figures_and_what_it_does_not_tell(name: str, is_named: bool) -> None:
+    trace = ROOT / "loadtest" / "data" / f"{name}.csv"
+    result = whatif(trace, *TRACE)
+
+    assert result.exit_code == 0, result.output
+    assert "of a trace without pods" in result.output
+    assert "No promise" in result.output
+    assert ("names no adapters" in result.output) is not is_named
+    assert "give --pods" in whatif(trace, "--profile", "h100-8b", "--slots", "4").output
+
+
+def test_a_log_of_envoy_is_recorded_and_asked_about(tmp_path: Path) -> None:
+    """Its policy is not in it."""
+    log, path = tmp_path / "requests.json", tmp_path / "traffic.csv"
+    entries = [
+        entry(
+            start_s=1e9 + each.arrival.at_s,
+            model=each.arrival.adapter,
+            pod=each.pod,
+            prompt_bytes=4 * each.arrival.prompt_tokens,
+            output_bytes=160 * each.arrival.output_tokens,
+            first_byte_us=1e6 * (each.ttft_s or 0.0),
+            duration_us=1e6 * (each.duration_s or 0.0),
+        )
+        for each in made_record().requests
+    ]
+    log.write_text("\n".join([*entries, "no entry", entries[-1]]))
+    recorded = CliRunner().invoke(lab_app, ["record", "--envoy-log", str(log)])
+    path.write_text(recorded.stdout)
+    known = "--profile", "h100-8b", "--slots", "2"
+    nameless = whatif(path, *known)
+    result = whatif(path, *known, "--in-force", "founding")
+
+    assert "411 requests on 2 pods" in recorded.stderr
+    assert "missing: 1 decisions" in recorded.stderr
+    assert "does not say which policy" in nameless.output
+    assert (result.exit_code, " OFF" in result.output) == (0, False), result.output
 
 
 async def test_a_router_s_decisions_are_written_and_lost_connections_counted() -> None:

@@ -73,18 +73,19 @@ class PageSample:
 @dataclass(frozen=True, slots=True)
 class Sample:
     """The mean step of a window: sequences that decoded, the batch's KV tokens, prompt tokens
-    computed, seconds, and distinct adapters in the batch."""
+    computed, seconds, distinct adapters in the batch, and how often other costs came up."""
 
     num_decoding: float
     kv_tokens: float
     prefill_tokens: float
     step_s: float
     num_adapters: int = 0
+    others: tuple[float, ...] = ()
 
     @property
-    def terms(self) -> tuple[float, float, float, float]:
+    def terms(self) -> tuple[float, ...]:
         """The factors of the costs."""
-        return (1.0, self.num_decoding, self.kv_tokens, self.prefill_tokens)
+        return (1.0, self.num_decoding, self.kv_tokens, self.prefill_tokens, *self.others)
 
 
 def read_page(page: str, *, at_s: float) -> PageSample:
@@ -154,7 +155,7 @@ def _has_more(labels: dict[str, str]) -> bool:
 # --- fitting ----------------------------------------------------------------------------------
 
 
-def fit(samples: Sequence[Sample]) -> dict[str, float]:
+def fit(samples: Sequence[Sample], *others: str) -> dict[str, float]:
     """Return the costs, by their names in `EngineProfile`, that explain the samples' steps best.
 
     The sum of relative errors is minimized, not of their squares. On a machine with other work some
@@ -164,6 +165,10 @@ def fit(samples: Sequence[Sample]) -> dict[str, float]:
     how much shorter a step is without. Adapters need not lengthen every part of a step alike, as
     the profile assumes, and steps with adapters matter most. Without any, their costs are left out.
 
+    Args:
+        samples: Of steps.
+        others: The names of their other costs, which adapters do not lengthen.
+
     Raises:
         ValueError: There are too few samples, or they are too much alike.
     """
@@ -171,11 +176,12 @@ def fit(samples: Sequence[Sample]) -> dict[str, float]:
     plain = [sample for sample in samples if not sample.num_adapters]
     if not adapted:
         costs = _least_errors(plain, [sample.step_s for sample in plain])
-        return dict(zip(_NAMES, costs, strict=True))
+        return dict(zip((*_NAMES, *others), costs, strict=True))
     costs, growth = _fit_adapters(adapted)
     factor = max(1.0, median(_dot(costs, s.terms) / s.step_s for s in plain)) if plain else 1.0
     return {
-        **{name: cost / factor for name, cost in zip(_NAMES, costs, strict=True)},
+        **dict(zip((*_NAMES, *others), costs, strict=True)),
+        **{name: cost / factor for name, cost in zip(_NAMES, costs, strict=False)},
         "lora_ratio": factor - 1,
         "lora_per_adapter_ratio": growth * factor,
     }

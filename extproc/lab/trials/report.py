@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import log
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from extproc.errors import needs_extra
 from extproc.lab.opponents import DESCRIPTIONS
@@ -24,6 +24,9 @@ from extproc.lab.trials.charts import (
 )
 from extproc.lab.trials.summary import called, is_bound, speed
 from extproc.lab.trials.trials import POOLED
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 Json = Mapping[str, Any]
 Chart = tuple[str, str, str]
@@ -57,23 +60,9 @@ def render(result: Json) -> str:
     Raises:
         PageError: A library is not installed, or the result has no capacities.
     """
-    try:
-        import matplotlib  # noqa: F401
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-        from markupsafe import Markup
-    except ImportError as error:
-        raise PageError(needs_extra("a page", "loadtest", error)) from error
-    suite = result["suite"]
+    environment, suite = templates(), result["suite"]
     if not result["summary"]:
         raise PageError(f"{suite['name']} was run at fixed rates: a page is about capacities")
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
-    environment.filters["svg"] = Markup
     colours = colours_of(suite)
     return environment.get_template("report.html").render(
         suite=suite,
@@ -89,6 +78,29 @@ def render(result: Json) -> str:
         num_runs=sum(len(trial["runs"]) for trial in result["trials"]),
         speed=speed(result["timing"]),
     )
+
+
+def templates() -> Environment:
+    """Return the pages of this folder, to be rendered.
+
+    Raises:
+        PageError: A library is not installed.
+    """
+    try:
+        import matplotlib  # noqa: F401
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+        from markupsafe import Markup
+    except ImportError as error:
+        raise PageError(needs_extra("a page", "loadtest", error)) from error
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters["svg"] = Markup
+    return environment
 
 
 def describe(label: str) -> str:

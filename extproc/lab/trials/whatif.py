@@ -21,6 +21,7 @@ from extproc.lab.workload.running import FleetResult
 MAX_ERROR = 0.25
 """A predicted time that differs by more from the recorded one is no base for a promise."""
 QUANTILES = (0.5, 0.9, 0.99)
+_FAST = 0.25
 WARM_UP = 0.1
 """Part of the record at whose beginning the virtual pods are colder than the real ones were."""
 _BY_CHANCE = 1.96
@@ -78,7 +79,7 @@ def simulate(
         record: The requests.
         settings: The fleet, but for what the case says.
         case: The policy, and how many pods and slots there are.
-        added_s: Time that network and Envoy add, which the model leaves out.
+        added_s: Time that network, Envoy, router and the pods' servers add, which the model lacks.
 
     Raises:
         ValueError, TypeError: There is no such policy, or no such fleet.
@@ -100,35 +101,61 @@ def simulate(
     return result
 
 
+def missing_s(record: Record, result: FleetResult) -> float:
+    """Return what recorded first tokens took that a result lacks: network, Envoy, router, servers.
+
+    It is taken for the same for all requests. The fast ones have it as all others do, and little
+    else that a model may be wrong about: this is the difference of the lower quartiles.
+    """
+    pairs = [pair for _, pair in _pairs("ttft_s", record, result)]
+    if not pairs:
+        return 0.0
+    real_s, virtual_s = (percentile(sorted(each), _FAST) for each in zip(*pairs, strict=True))
+    return max(0.0, real_s - virtual_s)
+
+
+def without_times(record: Record) -> str:
+    """Say what the model cannot be judged by; "" where it can."""
+    if not any(each.ttft_s is not None for each in record.requests):
+        return "the record has no times to the first token"
+    return "" if record.policy else "the record does not say which policy chose the pods"
+
+
 def told(record: Record, result: FleetResult) -> list[Told]:
     """Compare the times of the policy in force, by quantile and by adapter.
 
     Of requests with a recorded time alone. Adapters with few of them are not compared.
-
-    Raises:
-        ValueError: No request has one.
     """
     kinds = ("TTFT", "ttft_s"), ("time per token", "tpot_s")
-    return [each for what, name in kinds for each in _told(what, name, record, result)]
+    return [
+        each for what, name in kinds for each in _told(what, list(_pairs(name, record, result)))
+    ]
 
 
-def _told(what: str, name: str, record: Record, result: FleetResult) -> Iterator[Told]:
-    everyone = list[tuple[float, float]]()
-    by_adapter = defaultdict[str, list[tuple[float, float]]](list)
+_Pair = tuple[float, float]
+"""A time as recorded, and as the model has it."""
+
+
+def _pairs(name: str, record: Record, result: FleetResult) -> Iterator[tuple[str, _Pair]]:
+    """Yield the adapter and the times of each request that has a recorded one."""
     for request, flight in zip(record.requests, result.flights, strict=True):
         real_s, virtual_s = getattr(request, name), getattr(flight, name)
-        if real_s is None or flight.arrival.at_s < result.warm_up_s:
-            continue
-        pair = real_s, inf if virtual_s is None else virtual_s
-        everyone.append(pair)
-        by_adapter[flight.arrival.adapter or "the base model"].append(pair)
-    if not everyone:
-        raise ValueError(f"the record has no {what}: the routers get no access log from Envoy")
-    for part in QUANTILES:
-        yield _at(what, f"p{100 * part:g}", everyone, part)
-    for adapter, pairs in sorted(by_adapter.items(), key=lambda each: (-len(each[1]), each[0])):
-        if len(pairs) >= MIN_ADAPTER_REQUESTS:
-            yield _at(what, f"p50 of {adapter}", pairs, 0.5, _BY_CHANCE)
+        if real_s is not None and flight.arrival.at_s >= result.warm_up_s:
+            yield (
+                flight.arrival.adapter or "the base model",
+                (real_s, inf if virtual_s is None else virtual_s),
+            )
+
+
+def _told(what: str, pairs: Sequence[tuple[str, _Pair]]) -> Iterator[Told]:
+    by_adapter = defaultdict[str, list[_Pair]](list)
+    for adapter, pair in pairs:
+        by_adapter[adapter].append(pair)
+    for part in QUANTILES if pairs else ():
+        yield _at(what, f"p{100 * part:g}", [pair for _, pair in pairs], part)
+    for adapter, own in sorted(by_adapter.items(), key=lambda each: (-len(each[1]), each[0])):
+        if len(own) >= MIN_ADAPTER_REQUESTS:
+            yield _at(what, f"p50 of {adapter}", own, 0.5, _BY_CHANCE)
 
 
 def _at(
@@ -149,7 +176,7 @@ def advice(compared: Sequence[Told]) -> str:
     if any(what == "time per token" for what, _ in off):
         what = "the steps (step_s, step_per_decode_s, lora_ratio)"
     elif ("TTFT", "p50") in off:
-        what = "prompts (step_per_prefill_token_s) and what the network adds (--added-ms)"
+        what = "prompts (step_per_prefill_token_s)"
     else:
         what = "loads of adapters (disk_load_s, gpu_load_s), slots and CPU caches (--cpu-loras)"
     return (

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from extproc.lab.workload.requests import Arrival, Workload
-from extproc.lab.workload.traces import rows_of
+from extproc.lab.workload.traces import arrival_of, rows_of
 
 FORMAT = "extproc-record-1"
 MIN_TPOT_TOKENS = 8
@@ -23,12 +23,16 @@ class RecordedRequest:
 
     Attributes:
         tpot_s: Mean time per token after the first.
+        duration_s: Until the last byte.
+        pod: That it went to; "" where unknown.
     """
 
     arrival: Arrival
     ttft_s: float | None
     tpot_s: float | None
     policy: str
+    duration_s: float | None = None
+    pod: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,7 @@ class Record:
     Attributes:
         requests: In the order of arrival, all answered by pods.
         num_left_out: Others of the whole record: refused, failed, without an end, or too long.
-        num_pods: That could take requests at its middle.
+        num_pods: That could take requests at its middle; 0 if unknown, as in a trace.
         max_loras: Their slots; None where unknown or not the same.
         num_routers: That were recorded.
         num_missing: Decisions that the record lacks, as far as they could be counted.
@@ -55,7 +59,7 @@ class Record:
 
     @property
     def policy(self) -> str:
-        """The policy that chose most of its pods."""
+        """The policy that chose most of its pods; "" if unknown."""
         return Counter(each.policy for each in self.requests).most_common(1)[0][0]
 
     def workload(self, rank: int) -> Workload:
@@ -81,12 +85,13 @@ class Record:
         return self.part(first, first + num)
 
 
-def read_record(path: Path, *, max_total_tokens: int = 8192) -> Record:
-    """Read a record.
+def read_record(path: Path, *, max_total_tokens: int = 8192, policy: str = "") -> Record:
+    """Read a record, or a trace, which has neither pods nor times.
 
     Args:
         path: The file.
         max_total_tokens: Requests with a longer prompt and response together are left out.
+        policy: The policy in force, where the record does not have it.
 
     Raises:
         OSError: It cannot be read.
@@ -95,8 +100,12 @@ def read_record(path: Path, *, max_total_tokens: int = 8192) -> Record:
     lines = path.read_text(encoding="utf-8").splitlines()
     try:
         rows = list(rows_of(lines))
-        read = [_request(row) for row in rows if row["status"] == _SERVED and row["output_tokens"]]
-        requests = [e for e in read if _num_tokens(e.arrival) <= max_total_tokens]
+        read = [_request(row, policy) for row in rows if _is_served(row)]
+        requests = [
+            each
+            for each in read
+            if each.arrival.prompt_tokens and _num_tokens(each.arrival) <= max_total_tokens
+        ]
         summary = json.loads(lines[-1].removeprefix("# ")) if lines[-1].startswith("#") else {}
     except (KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{path.name} is not a record of `extproc lab record`: {error}") from error
@@ -111,9 +120,9 @@ def read_record(path: Path, *, max_total_tokens: int = 8192) -> Record:
     whole = Record(
         tuple(requests),
         num_left_out=len(rows) - len(requests),
-        num_pods=len(pods) or len({row["pod"] for row in rows if row["pod"]}),
+        num_pods=len(pods) or len({row["pod"] for row in rows if row.get("pod")}),
         max_loras=slots.pop() if len(slots) == 1 else None,
-        num_routers=len(routers) or len({row["router"] for row in rows}),
+        num_routers=len(routers) or len({row.get("router") for row in rows}),
         num_missing=sum(each["num_decisions_missed"] for each in routers),
         is_whole=bool(summary),
     )
@@ -130,19 +139,21 @@ def _num_tokens(arrival: Arrival) -> int:
     return arrival.prompt_tokens + arrival.output_tokens
 
 
-def _request(row: Mapping[str, str]) -> RecordedRequest:
-    tokens = int(row["output_tokens"])
-    arrival = Arrival(
-        float(row["arrival_s"]),
-        row["adapter"] or None,
-        int(row["prompt_tokens"]),
-        max(1, tokens),
-    )
-    ttft_s, end_s = _seconds(row["ttft_s"]), _seconds(row["duration_s"])
+def _is_served(row: Mapping[str, str]) -> bool:
+    """Return whether a request was answered, as all of a trace were, and its end is known."""
+    return row.get("status", _SERVED) == _SERVED and row.get("output_tokens") != ""
+
+
+def _request(row: Mapping[str, str], policy: str) -> RecordedRequest:
+    arrival = arrival_of(row)
+    arrival = replace(arrival, output_tokens=max(1, arrival.output_tokens))
+    tokens = arrival.output_tokens
+    ttft_s, end_s = _seconds(row.get("ttft_s")), _seconds(row.get("duration_s"))
     is_timed = ttft_s is not None and end_s is not None and tokens >= MIN_TPOT_TOKENS
     tpot_s = (end_s - ttft_s) / (tokens - 1) if is_timed else None  # type: ignore[operator]
-    return RecordedRequest(arrival, ttft_s, tpot_s, row["policy"])
+    chosen_by, pod = row.get("policy") or policy, row.get("pod", "")
+    return RecordedRequest(arrival, ttft_s, tpot_s, chosen_by, end_s, pod)
 
 
-def _seconds(text: str) -> float | None:
+def _seconds(text: str | None) -> float | None:
     return float(text) if text else None

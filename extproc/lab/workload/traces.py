@@ -41,7 +41,7 @@ def read_trace(
     """
     with path.open(newline="", encoding="utf-8-sig") as file:
         try:
-            read = [_arrival(row) for row in rows_of(file)]
+            read = [arrival_of(row) for row in rows_of(file)]
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path.name} is not a trace: no {error}") from error
     kept = [
@@ -128,7 +128,12 @@ def _stretched(arrivals: Sequence[Arrival], *, start_s: float, end_s: float) -> 
     return [replace(a, at_s=min(end_s, start_s + (a.at_s - first_s) * factor)) for a in arrivals]
 
 
-def _arrival(row: Mapping[str, str]) -> Arrival:
+def arrival_of(row: Mapping[str, str]) -> Arrival:
+    """Return the request of a row.
+
+    Raises:
+        KeyError, TypeError, ValueError: It is no row of a trace.
+    """
     if "TIMESTAMP" in row:
         at_s = datetime.fromisoformat(row["TIMESTAMP"]).timestamp()
         return Arrival(at_s, None, int(row["ContextTokens"]), int(row["GeneratedTokens"]))

@@ -13,8 +13,10 @@ from extproc.lab.trials.whatif import (
     WARM_UP,
     Told,
     advice,
+    missing_s,
     simulate,
     told,
+    without_times,
 )
 from extproc.lab.workload.recorded import Record
 from tests.lab.trials.virtualrecord import FOUNDING, SETTINGS, made_record
@@ -83,10 +85,26 @@ def test_a_median_of_few_requests_may_differ_by_chance(record: Record) -> None:
     assert replace(first, predicted_s=1.3 * first.high_s).is_off
 
 
-def test_a_record_without_times_is_not_judged(record: Record) -> None:
+def test_what_a_model_cannot_be_judged_by_is_said(record: Record) -> None:
     blind = replace(record, requests=tuple(replace(e, ttft_s=None) for e in record.requests))
-    with pytest.raises(ValueError, match="no access log"):
-        told(blind, simulate(blind, SETTINGS, FOUNDING))
+    nameless = replace(record, requests=tuple(replace(e, policy="") for e in record.requests))
+
+    assert "no times" in without_times(blind)
+    assert "which policy" in without_times(nameless)
+    assert without_times(record) == ""
+    assert missing_s(blind, simulate(blind, SETTINGS, FOUNDING)) == 0.0
+    assert {e.what for e in told(blind, simulate(blind, SETTINGS, FOUNDING))} == {"time per token"}
+
+
+def test_what_a_model_lacks_is_seen_by_the_fast_requests(record: Record) -> None:
+    later = [replace(e, ttft_s=(e.ttft_s or 0.0) + 0.02) for e in record.requests]
+    slow = replace(record, requests=tuple(later))
+    result = simulate(slow, SETTINGS, FOUNDING)
+
+    assert missing_s(slow, result) == pytest.approx(0.02)
+    assert missing_s(record, simulate(record, SETTINGS, FOUNDING, added_s=1.0)) == 0.0
+    completed = told(slow, simulate(slow, SETTINGS, FOUNDING, added_s=0.02))
+    assert all(abs(each.error) < 1e-9 for each in completed if each.what == "TTFT")
 
 
 def test_the_warm_up_does_not_count(record: Record) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from random import Random
 
 from extproc.lab.fleet.settings import FleetSettings
 from extproc.lab.trials.whatif import Case, simulate
 from extproc.lab.workload.recorded import Record, RecordedRequest
+from extproc.lab.workload.running import LabFlight
 from extproc.lab.workload.synthetic import zipf
 
 SETTINGS = FleetSettings(num_pods=2, max_loras=2)
@@ -27,5 +29,11 @@ def made_record() -> Record:
     requests = tuple(RecordedRequest(each, None, None, "founding") for each in workload.arrivals)
     unknown = Record(requests, 0, 2, 2, 1, 0, is_whole=True)
     flights = simulate(unknown, SETTINGS, FOUNDING).flights
-    told = [RecordedRequest(f.arrival, f.ttft_s, f.tpot_s, "founding") for f in flights]
-    return Record(tuple(told), 0, 2, 2, 1, 0, is_whole=True)
+    return replace(unknown, requests=tuple(map(_as_recorded, flights)))
+
+
+def _as_recorded(flight: LabFlight) -> RecordedRequest:
+    assert flight.ended_s is not None
+    duration_s = flight.ended_s - flight.arrival.at_s
+    own = flight.arrival, flight.ttft_s, flight.tpot_s, "founding"
+    return RecordedRequest(*own, duration_s, flight.pod)

@@ -132,3 +132,23 @@ def test_what_is_not_a_record_is_refused(text: str, words: str, tmp_path: Path) 
     path.write_text(text)
     with pytest.raises(ValueError, match=words):
         read_record(path)
+
+
+def test_a_trace_is_a_record_without_pods_and_times(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,374,44\n"
+        "2023-11-16 18:17:04,0,9\n2023-11-16 18:17:05.5,39,1\n"
+    )
+    record = read_record(path)
+
+    assert [each.arrival.at_s for each in record.requests] == [0.0, 2.5]
+    assert (record.num_left_out, record.num_pods, record.max_loras) == (1, 0, None)
+    assert {(each.ttft_s, each.tpot_s, each.pod) for each in record.requests} == {(None, None, "")}
+    assert record.policy == ""
+
+
+def test_the_policy_of_a_record_that_has_none_is_the_given_one(tmp_path: Path) -> None:
+    record = read_record(write(tmp_path, row(policy=""), row(policy="")), policy="random")
+    assert record.policy == "random"
+    assert read_record(write(tmp_path, row()), policy="random").policy == "founding"
