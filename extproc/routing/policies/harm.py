@@ -28,8 +28,6 @@ LAST_SLOT_RATIO = 0.2
 """Part of a slot's price that comes on top where it is the endpoint's last free one, half of it
 where it is one of two, and so on. In the laboratory 0.2 and 0.5 let routers that do not tell each
 other miss a quarter fewer objectives, and 0.2 also those that do."""
-_FEW = 4
-"""Rows that are looked at because an adapter is loaded there."""
 NUM_FIRST_HOMES, MAX_ADAPTERS_WITH_FIRST_HOMES = 64, 16_384
 """Whose first homes are remembered, which most decisions need no more than: to compute them takes
 about a microsecond for each endpoint."""
@@ -166,10 +164,9 @@ class Prices:
         addresses = columns.addresses
         if len(rows) == len(addresses):
             homes = first = self._first_homes.of(adapter, addresses)
-            holders = columns.holders(adapter)
             if len(first) < len(addresses):
                 homes = self._first_homes.all(adapter, addresses)
-            elif len(holders) <= _FEW:  # in front of all rows in order
+            elif (holders := columns.few_holders(adapter)) is not None:  # before all rows in order
                 seen, has_all_seen = holders, True
                 few = [(~first[row], row) for row in holders if row not in running]
                 before += sorted(few, reverse=True)  # the next to home is mostly the best
