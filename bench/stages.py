@@ -118,7 +118,7 @@ MEASURES: Final[dict[str, tuple[str, Arrange | None]]] = {
     "observers": ("request", _recorder),
     "later": ("later", None),
     "log": ("log", None),
-    "log read": ("log", _of("services.completions.make_pass")),
+    "log read": ("log", _of("services.completions._record")),
     "log ended": ("log", _of("services.completions.on_completion")),
     "finish": ("log", _of("routing.pool.flights.finish")),
     "log observers": ("log", _recorder),

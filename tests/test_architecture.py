@@ -532,7 +532,7 @@ CEILINGS = {
     "envoy": 812,
     "queue": 909,
     "adapters": 4_058,
-    "routing": 1_712,
+    "routing": 1_715,
     "request": 2_747,
     "peers": 1_024,
     "discovery": 1_857,

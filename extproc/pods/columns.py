@@ -38,7 +38,7 @@ MAX_MODELS = 16_384
 _NO_ROWS: Mapping[int, int] = {}
 _NO_FIELDS: Mapping[str, Any] = {}
 _NONE: Set[int] = frozenset()
-_FEW = 4
+FEW = 4
 """Rows that a decision looks at because an adapter is loaded there."""
 
 
@@ -238,7 +238,7 @@ class Columns:
 
     def few_holders(self, adapter: str) -> Set[int] | None:
         """Return the same rows; None where they may be more than a few, and are not looked at."""
-        return None if len(self._holders.get(adapter, _NONE)) > _FEW else self.holders(adapter)
+        return None if len(self._holders.get(adapter, _NONE)) > FEW else self.holders(adapter)
 
     def load_s(self, row: int, adapter: str) -> float:
         """Return how long an adapter's load takes at a row."""

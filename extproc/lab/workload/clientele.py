@@ -173,7 +173,7 @@ def make_workload(spec: WorkloadSpec, *, num_requests: int, rate_rps: float, see
             more = more.scaled(tenant.times * own_rps / more.rate_rps)
         made = _beside(made, more, name, tenant.tenant)
     made = _shuffled(made, seed)
-    return made.scaled(factor) if factor else made  # of few requests in bursts there may be none
+    return made.scaled(factor) if made.arrivals else made  # few requests in bursts may be none
 
 
 def _made(spec: WorkloadSpec, tenant: str, num: int, seed: int) -> Workload:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from msgspec import Struct
 
-from extproc.pods.columns import Columns
+from extproc.pods.columns import FEW, Columns
 from extproc.types import Choice, EndpointView, RequestInfo, Snapshot, Terms, Wait
 
 
@@ -46,6 +46,11 @@ class Shown(Columns):
     def holders(self, adapter: str) -> Set[int]:
         """Return the rows where an adapter is resident or active."""
         return {row for row, view in enumerate(self._shown) if view.has_loaded(adapter)}
+
+    def few_holders(self, adapter: str) -> Set[int] | None:
+        """Return the same rows; None where they are more than a few."""
+        rows = self.holders(adapter)
+        return rows if len(rows) <= FEW else None
 
     def load_s(self, row: int, adapter: str) -> float:
         """Return how long an adapter's load takes at a row."""
