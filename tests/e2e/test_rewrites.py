@@ -152,7 +152,7 @@ async def test_responses_differ_from_the_pod_s_own_in_their_model_alone(
     assert len({len(answer.body.splitlines()) for answer in answers}) == 1
 
 
-@pytest.mark.parametrize("gateway", SMOKE, indirect=True)
+@pytest.mark.parametrize("gateway", [SMOKE], indirect=True)
 async def test_a_canary_gets_its_tenth(gateway: Gateway) -> None:
     served: Counter[str] = Counter()
 
