@@ -130,11 +130,13 @@ class Expected:
             and not (token_before_s and token_s > MAX_RISE * token_before_s)
         )
 
-    def is_first(self) -> bool:
-        """Record that the next report is due, as many have begun or more than `most` are there;
-        return whether that is said for the first time after a report."""
-        is_first, self._is_awaited = not self._is_awaited, True
-        return is_first
+    def is_due(self, num_known: int, *, has_many: bool) -> bool:
+        """Return, once after a report, whether the next is due: more are there than expected, or
+        `has_many` have begun."""
+        if self._is_awaited or not (has_many or num_known > self.most):
+            return False
+        self._is_awaited = True
+        return True
 
     def _count(
         self, num_known: int, num_picks: int, num_first_tokens: int | None, now: float

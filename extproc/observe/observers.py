@@ -35,10 +35,6 @@ class Observers:
         try:
             return observe(*args)
         except Exception:
-            self.failed(name)
+            self.num_errors[name] += 1
+            log.exception("%s failed, requests go on", name)
             return None
-
-    def failed(self, name: str) -> None:
-        """Count and log the exception that is handled now: the observer `name` has raised it."""
-        self.num_errors[name] += 1
-        log.exception("%s failed, requests go on", name)

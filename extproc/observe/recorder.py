@@ -51,16 +51,11 @@ class Recorder:
         self, result: Pick | Rejection | Ticket, seconds: float | None, *, now: float
     ) -> None:
         """Record a routing result and the seconds it took; None for that of a held request."""
-        try:  # as `Observers.call`, which is one call more for each of the two
-            self.telemetry.routed(result, seconds)
-        except Exception:
-            self.observers.failed("telemetry")
-        if type(result) is not Pick:
-            return
-        try:
-            self.decisions.publish(DecisionRecord(result, self.wall_clock(), seconds or 0.0))
-        except Exception:
-            self.observers.failed("decisions")
+        call = self.observers.call
+        call("telemetry", self.telemetry.routed, result, seconds)
+        if isinstance(result, Pick):
+            record = DecisionRecord(result, self.wall_clock(), seconds or 0.0)
+            call("decisions", self.decisions.publish, record)
 
     def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
         """Record an error response of ours to the request with `headers`."""

@@ -148,7 +148,7 @@ class Hearing:
     ) -> None:
         self._router, self._adapters, self._telling = router, adapters, telling
         self.links = telling.links
-        self._clock, self._observers = clock, observers
+        self._clock, self._call = clock, observers.call
 
     def begin(self) -> None:
         """Tell those who listen from now on."""
@@ -156,23 +156,16 @@ class Hearing:
 
     def hear(self, router_id: str, update: PickUpdate) -> None:
         """Count what a router tells."""
-        try:
-            peer_picks, sums, now = self._router.pool.peer_picks, update.sums, self._clock()
-            peer_picks.hear(router_id, sums, now)
-            waiting = update.waiting or (NOBODY if sums.is_whole else None)
-            if waiting is not None and peer_picks.hears(router_id):
-                self._router.hear(router_id, waiting.shifted(now), now=now)
-        except Exception:
-            self._observers.failed("telling")
+        self._call("telling", self._count, router_id, update)
 
     def hear_adapters(self, router_id: str, update: AdapterUpdate) -> None:
         """Take what a router says of adapters."""
-        self._observers.call("telling", self._adapters.hear, router_id, update)
+        self._call("telling", self._adapters.hear, router_id, update)
 
     def forget(self, router_id: str) -> None:
         """Forget a router that is gone."""
-        self._observers.call("telling", self._part, router_id)
-        self._observers.call("telling", self._adapters.forget, router_id)
+        self._call("telling", self._part, router_id)
+        self._call("telling", self._adapters.forget, router_id)
 
     def add_metrics(self, meters: Meters) -> None:
         """Register the metrics of the messages between routers."""
@@ -200,6 +193,13 @@ class Hearing:
                 **told.num_ignored,
             },
         )
+
+    def _count(self, router_id: str, update: PickUpdate) -> None:
+        peer_picks, sums, now = self._router.pool.peer_picks, update.sums, self._clock()
+        peer_picks.hear(router_id, sums, now)
+        waiting = update.waiting or (NOBODY if sums.is_whole else None)
+        if waiting is not None and peer_picks.hears(router_id):
+            self._router.hear(router_id, waiting.shifted(now), now=now)
 
     def _part(self, router_id: str) -> None:
         now = self._clock()

@@ -134,9 +134,8 @@ class Accounting:
     def knows_times(self) -> bool:
         """Return whether completions have times, as an access log reaches us: directly or through
         another router."""
-        if self._num_access_logs:
-            return self._has_times
-        return self._has_times and self._relay is not None and self._relay.is_fed
+        is_fed = self._relay is not None and self._relay.is_fed
+        return self._has_times and (self._num_access_logs > 0 or is_fed)
 
     def in_force(self, *, now: float) -> dict[str, int]:
         """Return how many Envoys' requests end by which source."""

@@ -264,8 +264,7 @@ class Columns:
         for row in self.outdated:
             self.look(row)  # adapters may be in another order
             self._views[row] = _view(*self.taken(row), self._sources[row].fields())
-            resident, pending = self._states[row]  # the view has these
-            self._states[row] = resident, pending.copy()
+            self._disown(row)
         self.outdated.clear()
         return self._views
 
@@ -282,12 +281,15 @@ class Columns:
 
     def keep(self, row: int) -> None:
         """Remember a row that is about to change, and count its pending requests on in others."""
-        facts, state = self._facts[row], self._states[row]  # with every pick: no call
-        load = self.num_pending[row], self.done_s[row], self.has_room[row]
-        self.before[row] = facts, state, *load
-        self._states[row] = state[0], state[1].copy()
+        self.before[row] = self.taken(row)
+        self._disown(row)
 
     # --- inside -----------------------------------------------------------------------------
+
+    def _disown(self, row: int) -> None:
+        """Leave the row's pending requests to who has them, and count on in others."""
+        resident, pending = self._states[row]
+        self._states[row] = resident, pending.copy()
 
     def _find(self, model: str) -> Sequence[int]:
         if len(self._listing) >= MAX_MODELS:

@@ -44,34 +44,31 @@ class Disbelief:
 
     Args:
         takers: Returns the endpoints that can take requests at some time.
-
-    Attributes:
-        doubts: Of whom, by the model.
     """
 
     def __init__(self, takers: Callable[[float], Iterable[EndpointState]]) -> None:
         self._takers = takers
-        self.doubts: dict[str, _Doubt] = {}
+        self._doubts: dict[str, _Doubt] = {}
 
     def not_found(self, pod: EndpointState, model: str, *, now: float) -> None:
         """Record a 404 to a request for a model that ended at `now`."""
-        doubt = self.doubts.get(model)
+        doubt = self._doubts.get(model)
         if doubt is not None and doubt.is_excused:
             if now < doubt.until_s:
                 return
-            del self.doubts[model]
+            del self._doubts[model]
             doubt = None
         if doubt is not None and doubt.pod is not pod:
             doubt.pod.listed.believe(model)
-            self.doubts[model] = _Doubt(pod, now + EXCUSED_S, is_excused=True)
+            self._doubts[model] = _Doubt(pod, now + EXCUSED_S, is_excused=True)
             return
         if not any(each is not pod and each.listed.card_of(model) for each in self._takers(now)):
             return
         if doubt is None:
-            if len(self.doubts) >= MAX_MODELS:
+            if len(self._doubts) >= MAX_MODELS:
                 self._forget(now)
-            if len(self.doubts) < MAX_MODELS:
-                self.doubts[model] = _Doubt(pod, now)
+            if len(self._doubts) < MAX_MODELS:
+                self._doubts[model] = _Doubt(pod, now)
                 pod.listed.disbelieve(model)
         else:
             doubt.hold_s = min(MAX_S, 2 * doubt.hold_s or FIRST_S)
@@ -80,26 +77,26 @@ class Disbelief:
 
     def served(self, pod: EndpointState, model: str) -> None:
         """Record that an endpoint has served a model."""
-        doubt = self.doubts.get(model)
+        doubt = self._doubts.get(model)
         if doubt is not None and doubt.pod is pod and not doubt.is_excused:
-            del self.doubts[model]
+            del self._doubts[model]
             pod.listed.believe(model)
 
     def listed(self, pod: EndpointState, models: Listing, *, asked_at_s: float) -> None:
         """Record an endpoint's list of models."""
         for model in [*pod.listed.disbelieved]:
-            doubt = self.doubts.get(model)
+            doubt = self._doubts.get(model)
             if doubt is None or model not in models or doubt.until_s < asked_at_s:
                 pod.listed.believe(model)
 
     def drop(self, pod: EndpointState) -> None:
         """Forget an endpoint that has left."""
-        self.doubts = {model: each for model, each in self.doubts.items() if each.pod is not pod}
+        self._doubts = {model: each for model, each in self._doubts.items() if each.pod is not pod}
 
     def _forget(self, now: float) -> None:
         """Forget those that say nothing any more."""
-        self.doubts = {
+        self._doubts = {
             model: each
-            for model, each in self.doubts.items()
+            for model, each in self._doubts.items()
             if model in each.pod.listed.disbelieved or now < each.until_s
         }

@@ -339,8 +339,7 @@ class Flights:
             self._usual_s = took_s + USUAL_KEPT * (self._usual_s - took_s)
             load = pod.load
             load.response_s = took_s + USUAL_KEPT * ((load.response_s or took_s) - took_s)
-            if self._disbelief.doubts:
-                self._disbelief.served(pod, request.model)
+            self._disbelief.served(pod, request.model)
         elif verdict in FAILURES or verdict is _NOT_FOUND:
             pod.health.failed(pod.listed.adapter_of(request), flight.started_at_s + self._usual_s)
         like, sent_at_s = likeness(request), flight.started_at_s

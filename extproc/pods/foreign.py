@@ -50,7 +50,6 @@ class ForeignRequests:
     Attributes:
         num_told: Their sequences that have not ended, of `num_requests`.
         num_foreign: Further requests by the last report: of routers that send us no picks.
-        num_steady: The part of them that has been there for a while.
         adapters: Adapters that the last report names and that may be of routers that send us no
             picks.
         num_reported: Requests that the last report leaves beside ours.
@@ -63,12 +62,17 @@ class ForeignRequests:
         self.adapters: dict[str, int] = {}
         self.num_foreign = self.num_reported = self.num_before = 0
         self.num_told = self.num_requests = 0
-        self._steady, self.num_steady = SteadyMinimum(), 0
+        self._steady = SteadyMinimum()
         self._total = self._shown = 0  # of the last report, and foreign when that became so
         self._reported_at_s = -inf
         # When it was told, when they began, and how many; less where they ended.
         self._young: deque[tuple[float, float, int]] = deque(maxlen=MAX_YOUNG)
         self.counts_first = False
+
+    @property
+    def num_steady(self) -> int:
+        """The part of `num_foreign` that has been there for a while."""
+        return min(self._steady.low, self.num_foreign)
 
     def num_since(self, at_s: float) -> int:
         """Return how many of the sequences told began after some time."""
@@ -84,7 +88,7 @@ class ForeignRequests:
 
     def restart(self) -> None:
         """Forget how long other routers' requests have been there."""
-        self._steady, self.num_steady, self._total, self._shown = SteadyMinimum(), 0, 0, 0
+        self._steady, self._total, self._shown = SteadyMinimum(), 0, 0
 
     def began(self, num: int, num_sequences: int, now: float) -> None:
         """Count requests that have just begun."""
@@ -110,7 +114,6 @@ class ForeignRequests:
             self.num_before = min(max(0, self.num_before + num_sequences), self.num_told)
         if num_sequences > 0:  # the report has counted them already
             self.num_foreign = max(0, self.num_foreign - num_sequences)
-            self.num_steady = min(self.num_steady, self.num_foreign)
 
     def leave_to_reports(self, num_sequences: int, adapter: str | None) -> None:
         """Count requests whose ends nobody will tell as foreign ones, until a report shows less.
@@ -120,7 +123,6 @@ class ForeignRequests:
         self.num_foreign += num_sequences
         self._shown += num_sequences
         self._steady.rise(num_sequences)
-        self.num_steady = min(self._steady.low, self.num_foreign)
         if adapter is not None:
             self.adapters = {**self.adapters, adapter: 1}
 
@@ -157,7 +159,6 @@ class ForeignRequests:
         is_herd = steady_s == STEADY_S
         value = self.num_foreign if is_herd else min(self.num_foreign, self._shown)
         self._steady.record(value, now=now, steady_s=steady_s)
-        self.num_steady = min(self._steady.low, self.num_foreign)
         # An idle engine's page may still name those that were active last.
         active = report.active_adapters if total else ()
         self.adapters = {each: 1 for each in active if each not in our_adapters}

@@ -83,11 +83,10 @@ class PodLoad:
                 load_s = prompts.costs.load_s(adapter, self.seen[0], self.seen[1])
             prompts.add(pick_id, num_bytes, at_s, now, load_s, num_prompts)
         self.num_picks += num
-        has_many, expected = self.room.begin(at_s, num_sequences), self._expected
+        has_many = self.room.begin(at_s, num_sequences)
         if adapter is not None:
             self.use(adapter, priority, flow, num, at_s)
-        is_due = has_many or self.num_sequences + self.foreign.num_told > expected.most
-        if is_due and expected.is_first():
+        if self._expected.is_due(self.num_known, has_many=has_many):
             self._due(self.address)
 
     def use(self, adapter: str, priority: int, flow: str, num: int, now: float) -> None:
