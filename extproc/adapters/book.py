@@ -70,7 +70,9 @@ class Book:
         self._demand: Mapping[str, float] = {}
         self._place_at_s = -inf
         self.leaving_elsewhere: Collection[tuple[str, str]] = ()
-        self._holders: dict[str, frozenset[str]] = {}  # by name, until something changes here
+        # Of pods, until something changes here: by names, and by served names.
+        self._holders: dict[str, frozenset[str]] = {}
+        self._proven: dict[str, frozenset[str]] = {}
 
     # --- inputs -----------------------------------------------------------------------------
 
@@ -252,6 +254,7 @@ class Book:
     def forget_holders(self) -> None:
         """Look for holders anew, as what they follow from has changed."""
         self._holders.clear()
+        self._proven.clear()
 
     def _find_holders(self, kept: Kept) -> frozenset[str]:
         served, pods, elsewhere = kept.serving or "", self.fleet.pods, self.leaving_elsewhere

@@ -128,12 +128,19 @@ class Planner(Book):
 
     def proven(self, served: str) -> frozenset[str] | None:
         """Return the addresses of the pods that may get requests for a version by its served name:
-        that have shown its effect. None for all that list it, where none is needed.
+        that have shown its effect; kept as `holders` are. None for all that list it, where none is
+        needed.
         """
         if not self.settings.needs_effect:
             return None
-        pods = self.fleet.pods
-        return frozenset(a for a in self.fleet.pods_of.get(served, ()) if pods[a].effect(served))
+        found = self._proven.get(served)
+        if found is None:
+            pods, listing = self.fleet.pods, self.fleet.pods_of.get(served)
+            if listing is None:  # a name of a client's: of those nothing is kept
+                return frozenset()
+            found = frozenset(address for address in listing if pods[address].effect(served))
+            self._proven[served] = found
+        return found
 
     def is_awaited(self, name: str) -> bool:
         """Return whether requests waited for an adapter, as of the last `tick`."""

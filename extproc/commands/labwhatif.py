@@ -20,7 +20,16 @@ from extproc.lab.trials.charts import COLOURS, Bar, bar_chart
 from extproc.lab.trials.prospects import Prospect, prospects
 from extproc.lab.trials.report import templates
 from extproc.lab.trials.table import line
-from extproc.lab.trials.whatif import Case, Told, advice, missing_s, simulate, told, without_times
+from extproc.lab.trials.whatif import (
+    Case,
+    Told,
+    add,
+    advice,
+    missing_s,
+    simulate,
+    told,
+    without_times,
+)
 from extproc.lab.workload.intervals import Interval
 from extproc.lab.workload.judge import Slo
 from extproc.lab.workload.recorded import Record, read_record
@@ -109,11 +118,10 @@ def whatif(
             profile=base if profile else _fitted(chosen, base, cases[0].max_loras, cpu_loras),
             max_cpu_loras=cpu_loras,
         )
-        added_s = (added_ms or 0.0) / 1e3
-        if added_ms is None:
-            added_s = missing_s(chosen, simulate(chosen, settings, cases[0]))
+        result = simulate(chosen, settings, cases[0])
+        added_s = missing_s(chosen, result) if added_ms is None else added_ms / 1e3
         typer.echo(f"{1e3 * added_s:.1f} ms are added to each predicted first token: {_ADDED}.")
-        result = simulate(chosen, settings, cases[0], added_s=added_s)
+        add(result, added_s)
         rows, doubt = Rows(), ""
         if why := without_times(chosen):
             doubt = f"Nobody knows how well the model tells this: {why}. No promise."
@@ -130,29 +138,34 @@ def whatif(
         typer.echo("\nWhat it would have been, with 95 % intervals:\n")
 
         def run(case: Case) -> FleetResult:
-            return result if case == cases[0] else simulate(chosen, settings, case, added_s=added_s)
+            return result if case == cases[0] else add(simulate(chosen, settings, case), added_s)
 
         found = list(prospects(cases, run, Slo(ttft, tpot)))
         typer.echo(_table(PROSPECTS, prospect_rows(found)))
         if html:
-            text = (
-                templates()
-                .get_template("whatif.html")
-                .render(
-                    about=_about(whole, chosen),
-                    doubt=doubt,
-                    told_heads=TOLD,
-                    told_rows=rows,
-                    heads=PROSPECTS,
-                    rows=prospect_rows(found),
-                    bars=_bars(found),
-                    provenance=settings.profile.provenance,
-                )
-            )
-            record.with_suffix(".html").write_text(text, encoding="utf-8")
+            page = _page(_about(whole, chosen), doubt, rows, found, settings.profile.provenance)
+            record.with_suffix(".html").write_text(page, encoding="utf-8")
             typer.echo(record.with_suffix(".html"))
     except (PolicyError, OSError, ValueError, TypeError) as error:
         raise failure(error, FAILED) from error
+
+
+def _page(about: str, doubt: str, rows: Rows, found: Sequence[Prospect], provenance: str) -> str:
+    """Return the tables and charts as a page."""
+    return (
+        templates()
+        .get_template("whatif.html")
+        .render(
+            about=about,
+            doubt=doubt,
+            told_heads=TOLD,
+            told_rows=rows,
+            heads=PROSPECTS,
+            rows=prospect_rows(found),
+            bars=_bars(found),
+            provenance=provenance,
+        )
+    )
 
 
 def _fitted(

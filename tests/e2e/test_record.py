@@ -23,7 +23,7 @@ from extproc.lab.calibration.fromrecord import fit_record
 from extproc.lab.engine.profiles import EngineProfile, as_yaml
 from extproc.lab.trials.prospects import Prospect, prospects
 from extproc.lab.trials.table import line
-from extproc.lab.trials.whatif import RANK, WARM_UP, Case, missing_s, simulate
+from extproc.lab.trials.whatif import RANK, WARM_UP, Case, add, missing_s, simulate
 from extproc.lab.workload.intervals import Interval
 from extproc.lab.workload.judge import Slo, percentile
 from extproc.lab.workload.recorded import Record, read_record
@@ -116,7 +116,7 @@ def predicted(record: Record, profile: EngineProfile) -> Prospect:
     print(f"{1e3 * added_s:.1f} ms are added to each first token; {profile.provenance}")
 
     def run(case: Case) -> FleetResult:
-        return simulate(record, settings, case, added_s=added_s)
+        return add(simulate(record, settings, case), added_s)
 
     *_, other = prospects([FOUNDING, OTHER], run, NARROW)
     return other

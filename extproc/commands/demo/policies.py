@@ -72,8 +72,9 @@ class Run:
         delay_s = Percentiles.of(record.delay_s for record in self.records)
         if delay_s.p50 > MAX_MEDIAN_DELAY_S:
             return f"the median request was sent {1e3 * delay_s.p50:.0f} ms late"
-        is_slow = self.added_s is not None and self.added_s > MAX_ADDED_S
-        return added_words(self.added_s) if self.added_s is not None and is_slow else ""
+        if self.added_s is not None and self.added_s > MAX_ADDED_S:
+            return added_words(self.added_s)
+        return ""
 
 
 def make_workload(seconds: float, rate: float) -> Workload:

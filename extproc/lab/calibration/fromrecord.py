@@ -10,6 +10,7 @@ to the pods past the recorded routers. First tokens are not used: they tell how 
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -148,16 +149,22 @@ def _served(
 
 
 def _steps(pod: Sequence[_Served]) -> Iterator[Sample]:
-    """Yield the mean step of each request whose time per token is known."""
+    """Yield the mean step of each request whose time per token is known; `pod` has those of one, in
+    the order of their first tokens."""
+    firsts_s = [each.first_s for each in pod]
+    longest_s = max((each.end_s - each.first_s for each in pod), default=0.0)
     for each in pod:
         if not each.request.tpot_s:
             continue
-        parts = [(other, part) for other in pod if (part := each.shared(other))]
+        beside = pod[  # no other can have decoded meanwhile
+            bisect_left(firsts_s, each.first_s - longest_s) : bisect_right(firsts_s, each.end_s)
+        ]
+        parts = [(other, part) for other in beside if (part := each.shared(other))]
         by_adapter = defaultdict[str, float](float)
         for other, part in parts:
             by_adapter[other.request.arrival.adapter or ""] += part
         by_adapter.pop("", None)
-        began = [e for e in pod if each.first_s < e.first_s <= each.end_s]
+        began = [e for e in beside if each.first_s < e.first_s <= each.end_s]
         num_steps = max(1, each.request.arrival.output_tokens - 1)
         yield Sample(
             num_decoding=fsum(part for _, part in parts),

@@ -70,16 +70,13 @@ class Case:
     max_loras: int
 
 
-def simulate(
-    record: Record, settings: FleetSettings, case: Case, *, added_s: float = 0.0
-) -> FleetResult:
+def simulate(record: Record, settings: FleetSettings, case: Case) -> FleetResult:
     """Send a record to a virtual fleet, whose first requests warm it up.
 
     Args:
         record: The requests.
         settings: The fleet, but for what the case says.
         case: The policy, and how many pods and slots there are.
-        added_s: Time that network, Envoy, router and the pods' servers add, which the model lacks.
 
     Raises:
         ValueError, TypeError: There is no such policy, or no such fleet.
@@ -92,7 +89,12 @@ def simulate(
         warm_up_s=WARM_UP * workload.duration_s,
     )
     make = make_policy(case.policy)
-    result = Fleet(fleet, workload, make, seed=1, policy_name=case.policy).run()
+    return Fleet(fleet, workload, make, seed=1, policy_name=case.policy).run()
+
+
+def add(result: FleetResult, added_s: float) -> FleetResult:
+    """Add to each first token, and to what follows, the time of network, Envoy, router and the
+    pods' servers, which the model lacks."""
     for flight in result.flights:
         if flight.first_token_s is not None:
             flight.first_token_s += added_s

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, replace
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from types import MappingProxyType
 
@@ -120,10 +121,10 @@ class Workload:
         """Return the same requests at `rate_factor` times the rate.
 
         Raises:
-            ValueError: `rate_factor` is not positive.
+            ValueError: `rate_factor` is not positive and finite.
         """
-        if not rate_factor > 0:
-            raise ValueError(f"rate factor {rate_factor} is not positive")
+        if not 0 < rate_factor < inf:
+            raise ValueError(f"rate factor {rate_factor} is not positive and finite")
         arrivals = tuple(replace(a, at_s=a.at_s / rate_factor) for a in self.arrivals)
         return replace(self, arrivals=arrivals)
 

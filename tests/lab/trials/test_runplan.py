@@ -94,6 +94,7 @@ def test_fixed_runs_go_on_where_they_were_and_leave_the_whole_suite_s_results(pa
         (["z"], "z: not SCENARIO@RATE"),
         (["z@fast"], "fast is no rate"),
         (["z@0"], "scenario z"),
+        (["z@inf"], "scenario z"),
         (["z@16", "--only", "nonsense"], "unknown policies: nonsense"),
         (["z@16", "--only", "least_harm?nonsense=1"], "nonsense"),
         (["z@16", "--only", "B4_stale_long"], "could not convert"),

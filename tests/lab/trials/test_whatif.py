@@ -12,6 +12,7 @@ from extproc.lab.trials.whatif import (
     QUANTILES,
     WARM_UP,
     Told,
+    add,
     advice,
     missing_s,
     simulate,
@@ -48,7 +49,7 @@ def test_a_model_that_is_wrong_promises_nothing(
     record: Record, profile: EngineProfile, added_s: float
 ) -> None:
     wrong = replace(SETTINGS, profile=profile)
-    compared = told(record, simulate(record, wrong, FOUNDING, added_s=added_s))
+    compared = told(record, add(simulate(record, wrong, FOUNDING), added_s))
     assert "promises nothing" in advice(compared)
 
 
@@ -102,8 +103,8 @@ def test_what_a_model_lacks_is_seen_by_the_fast_requests(record: Record) -> None
     result = simulate(slow, SETTINGS, FOUNDING)
 
     assert missing_s(slow, result) == pytest.approx(0.02)
-    assert missing_s(record, simulate(record, SETTINGS, FOUNDING, added_s=1.0)) == 0.0
-    completed = told(slow, simulate(slow, SETTINGS, FOUNDING, added_s=0.02))
+    assert missing_s(record, add(simulate(record, SETTINGS, FOUNDING), 1.0)) == 0.0
+    completed = told(slow, add(simulate(slow, SETTINGS, FOUNDING), 0.02))
     assert all(abs(each.error) < 1e-9 for each in completed if each.what == "TTFT")
 
 
