@@ -33,9 +33,9 @@ def served_while(world: World, runs: Callable[[], object], name: str = "a") -> s
 
     def look() -> None:
         for planner in world.planners:
-            kept = planner.holders(name), planner.proven(name)
-            planner.forget_holders()
-            assert (planner.holders(name), planner.proven(name)) == kept, "as if looked for anew"
+            listing, seen = planner.fleet.pods_of.get(name, ()), planner.fleet.pods
+            proven = frozenset(each for each in listing if seen[each].effect(name))
+            assert planner.proven(name) == proven
             if planner.serving(name) is not None:
                 found.update(planner.holders(name))
         world.at(world.now + 0.05, look)
