@@ -60,15 +60,28 @@ async def test_a_conversation_returns_to_the_pod_where_its_beginning_is(
 async def test_a_session_goes_elsewhere_while_its_pod_is_full_unless_the_policy_pins_it(
     http: aiohttp.ClientSession, policy: str
 ) -> None:
-    """Its prompt is of 2 KB: shorter ones have no beginnings, and stay with every policy."""
+    """Its prompt is of 2 KB: shorter ones have no beginnings, and stay with every policy. Both pods
+    have said how many slots they have: until an adapter has run there, they do not, and a slot
+    costs nothing there."""
     session = {SESSION: "s"}
     messages = [{"role": "user", "content": 2_000 * "x"}]
     async with (
         own_pods(2, max_loras=1, profile=SLOW) as pods,
-        gateway(policy, pods, http) as (_, client),
+        gateway(policy, pods, http) as (router, client),
     ):
+        for number in range(len(pods)):
+            await client.chat(f"only-{number}")
+
+        async def slots_are_known() -> bool:
+            endpoints = (await router.admin("/debug/snapshot"))["endpoints"]
+            return all(each["max_loras"] == 1 for each in endpoints)
+
+        await eventually(slots_are_known)
+        await eventually(router.has_none_in_flight)
         home = (await client.chat("shared", headers=session, messages=messages)).served_by
+        await eventually(router.has_none_in_flight)
         assert (await client.chat("shared", headers=session, messages=messages)).served_by == home
+        await eventually(router.has_none_in_flight)
 
         async with asyncio.TaskGroup() as tasks:
             own = home.replace("pod-", "only-")
