@@ -26,13 +26,14 @@ from extproc.lab.loadtest.programs import (
     read_program,
 )
 from extproc.lab.loadtest.targets import parse_targets
-from extproc.stack.processes import StackError, free_port
+from extproc.stack.processes import START_TIMEOUT_S, StackError, free_port
 from tests.commandline import Command, commands, error_line, invoke
 from tests.fakepods import running_pod
 from tests.lab.loadtest.builders import TINY
 from tests.lab.loadtest.test_loadtest_e2e import small_block
+from tests.pages import ROOT, blocks
 
-EXAMPLES = Path(__file__).parents[3] / "examples" / "loadtest"
+EXAMPLES = ROOT / "examples" / "loadtest"
 TINY_PICKER = [sys.executable, "-m", "tests.lab.loadtest.tinypicker"]
 FAKE_POD = [sys.executable, "-m", "extproc", "fake-pod", "--port", "$port"]
 PEERS = os.environ.get("EXTPROC_PEERS", "")
@@ -62,6 +63,15 @@ def test_the_examples_are_valid(path: Path) -> None:
     kind = PodProgram if path.stem == "llmd-simulator" else PickerProgram
 
     assert read_program(path, kind).command
+
+
+def test_the_file_on_the_page_is_valid(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "loadtest.md").read_text(encoding="utf-8")
+    (text,) = (block for block in blocks(page, "yaml") if block.startswith("command:"))
+    path = tmp_path / "picker.yaml"
+    path.write_text(text, encoding="utf-8")
+
+    assert read_program(path, PickerProgram).start_within_s == START_TIMEOUT_S
 
 
 @pytest.mark.parametrize(
