@@ -532,13 +532,13 @@ CEILINGS = {
     "envoy": 812,
     "queue": 909,
     "adapters": 4_066,
-    "routing": 1_715,
-    "request": 2_747,
+    "routing": 1_822,
+    "request": 2_749,
     "peers": 1_024,
     "discovery": 1_857,
-    "observe": 2_207,
-    "config": 941,
-    "service": 858,
+    "observe": 2_215,
+    "config": 945,
+    "service": 865,
     "plugins": 72,
     "stack": 281,
     "lab": 6_409,
@@ -555,7 +555,7 @@ CEILINGS = {
     "protocol": 12,
     "rejections": 72,
     "tenancy": 24,
-    "types": 203,
+    "types": 204,
 }
 """Statements that each room has at most. A commit that raises one says why."""
 
