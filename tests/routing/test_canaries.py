@@ -128,6 +128,30 @@ def test_the_chance_of_a_false_alarm_is_no_larger_than_the_error_rate() -> None:
     assert found <= 3  # more in one of 60 such tests
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("share", [10.0, 50.0])
+def test_of_a_hundred_canaries_that_fail_in_one_of_twenty_requests_nearly_all_are_found(
+    share: float,
+) -> None:
+    """Within 500 requests of theirs; of those that fail as often as the standard hardly any is."""
+    rule, bad = (
+        Rule("sql", ("sql",), (("v1", 100 - share), ("v2", share))),
+        (0.05, WORSE["an error"]),
+    )
+    num_found = num_false = 0
+    for seed in range(100):
+        worse = Traffic(rule, seed=seed, v2=bad)
+        while not worse.taken_back and worse.num_asked["v2"] < 500:
+            worse.ask(20)
+        alike = Traffic(rule, seed=1000 + seed, v1=bad, v2=bad)
+        alike.ask(20_000)
+        num_found += bool(worse.taken_back)
+        num_false += bool(alike.taken_back)
+
+    assert num_found >= 95
+    assert num_false <= 5
+
+
 def test_of_several_canaries_each_is_compared_with_the_standard() -> None:
     """Generic rules and equal weights are no exception."""
     rule = Rule("r", (), (("v1", None), ("v2", None), ("v3", None)))
