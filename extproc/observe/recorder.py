@@ -17,6 +17,7 @@ from extproc.observe.telemetry import Telemetry
 from extproc.paths import normalize_path, path_label
 from extproc.pods.completion import Completion, DecisionRecord, Ended
 from extproc.queue import Ticket
+from extproc.routing.rewrites import Rewrites
 from extproc.tenancy import Claim
 from extproc.types import Outcome, Pick, Rejection
 
@@ -31,6 +32,7 @@ class Recorder:
     Attributes:
         knows_times: Whether completions carry response times; if not, attainment is not recorded.
         claim_of: Returns the claim of a model's requests by their route.
+        rewrites: Judges the canaries among the targets.
         clock: Monotonic seconds.
         wall_clock: Wall seconds.
     """
@@ -41,6 +43,7 @@ class Recorder:
     knows_times: Callable[[], bool]
     observers: Observers
     claim_of: Callable[[str], Claim]
+    rewrites: Rewrites
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
 
@@ -79,14 +82,16 @@ class Recorder:
 
     def ended(self, pick: Pick, outcome: Outcome) -> None:
         """Record the end of a pick that its own stream reported."""
-        self.observers.call("telemetry", self.telemetry.completed, outcome)
-        self.observers.call(
-            "decisions", self.decisions.ended, Ended(pick, outcome), self.wall_clock()
-        )
+        call, ended = self.observers.call, Ended(pick, outcome)
+        call("telemetry", self.telemetry.completed, outcome)
+        call("decisions", self.decisions.ended, ended, self.wall_clock())
+        if pick.request._drawn:
+            call("canaries", self.rewrites.ended, ended, None)
 
     def completed(self, ended: Ended, completion: Completion, *, now: float) -> None:
         """Record the end of a pick that an entry of the access log reported."""
         call, telemetry, request = self.observers.call, self.telemetry, ended.pick.request
+        is_attained = None
         if self.knows_times():
             path, claim = path_label(request.path or OTHER), request.claim
             call("attainment", self.attainment.completed, path, completion, now)
@@ -97,6 +102,8 @@ class Recorder:
         else:
             call("telemetry", telemetry.completed, completion.outcome, completion.lag_s)
         call("decisions", self.decisions.ended, ended, self.wall_clock())
+        if request._drawn:
+            call("canaries", self.rewrites.ended, ended, is_attained)
 
     def unmatched(self) -> None:
         """Record an access log entry for a pick of ours that had already ended."""

@@ -105,6 +105,7 @@ class Routing:
         joins = PROFILES[config.pods.engine].joins_names
         self.rewrites = Rewrites(
             configured.rewrite_rules(config),
+            config.canaries.error_rate,
             rng=clocks.rng,
             spelling=Spelling(self.router.card, joins),
         )
@@ -140,7 +141,9 @@ class Routing:
         names = {route.name for route in own}
         others = [route for route in routes if route.name not in names]
         self.routes.configure([*own, *others], config.admission.priorities)
-        self.rewrites.configure([*configured.rewrite_rules(config), *rules])
+        self.rewrites.configure(
+            [*configured.rewrite_rules(config), *rules], config.canaries.error_rate
+        )
         self.router.models.aliases.configure(self.rewrites.aliases)
 
     def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
