@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from extproc.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
+from extproc.observe.arms import ArmRecorder
 from extproc.observe.attainment import OTHER, Attainment, is_in_time
 from extproc.observe.decisions import DecisionsService
 from extproc.observe.observers import Observers
@@ -33,6 +34,7 @@ class Recorder:
         claim_of: Returns the claim of a model's requests by their route.
         clock: Monotonic seconds.
         wall_clock: Wall seconds.
+        arms: Records for a policy on trial.
     """
 
     telemetry: Telemetry
@@ -43,6 +45,7 @@ class Recorder:
     claim_of: Callable[[str], Claim]
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
+    arms: ArmRecorder = field(default_factory=ArmRecorder)
 
     def asked(self, now: float) -> None:
         """Nothing is recorded before there is a result."""
@@ -83,6 +86,8 @@ class Recorder:
         self.observers.call(
             "decisions", self.decisions.ended, Ended(pick, outcome), self.wall_clock()
         )
+        if self.arms.trial is not None:
+            self.observers.call("arms", self.arms.ended, Ended(pick, outcome), None)
 
     def completed(self, ended: Ended, completion: Completion, *, now: float) -> None:
         """Record the end of a pick that an entry of the access log reported."""
@@ -97,6 +102,9 @@ class Recorder:
         else:
             call("telemetry", telemetry.completed, completion.outcome, completion.lag_s)
         call("decisions", self.decisions.ended, ended, self.wall_clock())
+        if self.arms.trial is not None:
+            ttft_s = self.attainment.ttft_s if self.knows_times() else None
+            call("arms", self.arms.ended, ended, ttft_s)
 
     def unmatched(self) -> None:
         """Record an access log entry for a pick of ours that had already ended."""
