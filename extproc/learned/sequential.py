@@ -23,6 +23,7 @@ from math import exp
 from statistics import NormalDist
 from typing import NamedTuple
 
+FAILURES, LATENESS, FIRST_TOKENS = MEASURES = "failures", "lateness", "first_tokens"
 ALPHA = 0.05
 """Probability that arms that are alike are ever told apart."""
 FACTORS = 1.5, 3.0, 10.0, 50.0
@@ -44,7 +45,7 @@ class Verdict(NamedTuple):
     """How an arm is worse than the other.
 
     Attributes:
-        measure: `failures`, `lateness` or `first_tokens`.
+        measure: One of `MEASURES`.
         chance: At most so probable is it that arms that are alike would ever look like this.
     """
 
@@ -82,14 +83,14 @@ class Judge:
             ttft_s: Time to its first token; None if it has none, or an unknown one.
         """
         if failed:
-            self._bet("failures", self._failures, is_arm, FACTORS)
+            self._bet(FAILURES, self._failures, is_arm, FACTORS)
         if late:
-            self._bet("lateness", self._lateness, is_arm, FACTORS)
+            self._bet(LATENESS, self._lateness, is_arm, FACTORS)
         if ttft_s is not None:
             score = self._others.score(ttft_s)
             if score is not None:
                 odds = [exp(each * score - each * each / 2) for each in SHIFTS]
-                self._bet("first_tokens", self._first_tokens, is_arm, odds)
+                self._bet(FIRST_TOKENS, self._first_tokens, is_arm, odds)
             if not is_arm:
                 self._others.add(ttft_s)
 
@@ -98,8 +99,8 @@ class Judge:
             return
         rest = 1 - self._share
         wealth = bets.bet([(o if is_arm else 1) / (self._share * o + rest) for o in odds])
-        if wealth * self._alpha >= 3:
-            self.verdict = Verdict(measure, 3 / wealth)
+        if wealth * self._alpha >= len(MEASURES):
+            self.verdict = Verdict(measure, len(MEASURES) / wealth)
 
 
 class _Bets:

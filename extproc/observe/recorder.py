@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from extproc.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
+from extproc.observe.arms import ArmRecorder
 from extproc.observe.attainment import OTHER, Attainment, is_in_time
 from extproc.observe.decisions import DecisionsService
 from extproc.observe.observers import Observers
@@ -35,6 +36,7 @@ class Recorder:
         rewrites: Judges the canaries among the targets.
         clock: Monotonic seconds.
         wall_clock: Wall seconds.
+        arms: Records for a policy on trial.
     """
 
     telemetry: Telemetry
@@ -46,6 +48,7 @@ class Recorder:
     rewrites: Rewrites
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
+    arms: ArmRecorder = field(default_factory=ArmRecorder)
 
     def asked(self, now: float) -> None:
         """Nothing is recorded before there is a result."""
@@ -87,6 +90,8 @@ class Recorder:
         call("decisions", self.decisions.ended, ended, self.wall_clock())
         if pick.request._drawn:
             call("canaries", self.rewrites.ended, ended, None)
+        if self.arms.trial is not None:
+            call("arms", self.arms.ended, ended, None)
 
     def completed(self, ended: Ended, completion: Completion, *, now: float) -> None:
         """Record the end of a pick that an entry of the access log reported."""
@@ -104,6 +109,9 @@ class Recorder:
         call("decisions", self.decisions.ended, ended, self.wall_clock())
         if request._drawn:
             call("canaries", self.rewrites.ended, ended, is_attained)
+        if self.arms.trial is not None:
+            ttft_s = self.attainment.ttft_s if self.knows_times() else None
+            call("arms", self.arms.ended, ended, ttft_s)
 
     def unmatched(self) -> None:
         """Record an access log entry for a pick of ours that had already ended."""

@@ -119,6 +119,7 @@ class Parts:
             rewrites=routing.rewrites,
             clock=clocks.clock,
             wall_clock=clocks.wall_clock,
+            arms=routing.arms,
         )
         self.readiness = Readiness(READINESS_LIMIT_S)
         scrapes, polls = configured.pod_loops(config)
@@ -237,6 +238,7 @@ class Parts:
             *self.pods.losses.warnings(),
             *self.peering.warnings(),
             *self.adapters.warnings(),
+            *self.routing.arms.warnings(),
             *self.services.warnings(),
         ]
 
@@ -263,8 +265,8 @@ class Parts:
         add_traffic_gauges(telemetry, traffic.budget, traffic.wire, traffic.http_dropped)
         for part in (self.services, self.peering, self.endpoints, self.kubernetes):
             part.add_metrics(telemetry)
-        for of_adapters in (self.adapters.loading, routing.sources, routing.rewrites):
-            of_adapters.add_metrics(telemetry)
+        for part_of in (self.adapters.loading, routing.sources, routing.rewrites, routing.arms):
+            part_of.add_metrics(telemetry)
 
     def configure(self, config: Config) -> None:
         """Apply the live fields of a changed configuration.
