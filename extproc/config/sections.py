@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from extproc.config.base import HostPort, Section
+from extproc.config.shadow import ShadowConfig
 from extproc.routing.policies import BUILT_IN
 
 
@@ -99,6 +100,9 @@ class PolicyConfig(Section):
         default_factory=dict,
         description="Keyword arguments of the policy, e.g. `threshold` for `founding` (requests of "
         "one adapter on one pod). Live.",
+    )
+    shadow: ShadowConfig | None = Field(
+        None, description="Another policy, asked about some decisions afterwards. Live."
     )
 
     @field_validator("fallback")

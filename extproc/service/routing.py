@@ -12,6 +12,7 @@ from extproc.adapters.sources import DeclarationSources
 from extproc.config import Config, configured
 from extproc.config.configfile import ConfigError
 from extproc.observe.attainment import Attainment
+from extproc.observe.shadowing import ShadowSettings
 from extproc.openai import Spelling
 from extproc.peers.telling import Telling
 from extproc.plugins import PolicyError, describe_error, load_policy
@@ -116,10 +117,11 @@ class Routing:
         Raises:
             ConfigError: The policy cannot be loaded. Nothing has changed.
         """
-        is_same = config.policy == self._config.policy
+        policy, before = config.policy, self._config.policy
+        is_same = (policy.name, policy.args) == (before.name, before.args)
         self._picker.configure(
             self._picker.policy if is_same else make_policy(config),
-            config.policy.name,
+            policy.name,
             configured.picker_settings(config),
             configured.admission_settings(config),
             _make_fallback(config),
@@ -200,3 +202,9 @@ def make_policy(config: Config) -> Policy:
         return load_policy(config.policy.name, config.policy.args)
     except PolicyError as error:
         raise ConfigError(str(error)) from error
+
+
+def shadow_settings(config: Config) -> ShadowSettings | None:
+    """Return the settings of the policy in shadow; None without one."""
+    beside, shadow = config.policy.name, config.policy.shadow
+    return None if shadow is None else ShadowSettings(**dict(shadow), beside=beside)
