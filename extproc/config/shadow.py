@@ -39,8 +39,9 @@ class ShadowConfig(Section):
         description="Seconds after which its process is ended that has not answered. Live.",
     )
     max_memory_bytes: int = Field(
-        512 * 1024 * 1024,
-        ge=128 * 1024 * 1024,
+        128 * 1024 * 1024,
+        ge=64 * 1024 * 1024,
         le=2**40,
-        description="Bytes of memory of its process. If it asks for more, it ends. Live.",
+        description="Bytes of memory of its process, 25 MB without the policy's own. If it asks "
+        "for more, it ends. They count for the limit of the router's container. Live.",
     )
