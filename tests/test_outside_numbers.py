@@ -123,6 +123,7 @@ class Service:
             decisions=self.decisions, telemetry=self.telemetry, attainment=self.attainment,
             knows_times=lambda: True, health=list, warnings=list, policy=lambda: policy,
             clock=lambda: self.now, slow=SlowPods(self.pool.group_of),
+            shadow=lambda: None,
             wall_clock=lambda: 1_700_000_000.0,
         )  # fmt: skip
         self.watcher, session = begin(self.decisions.methods(), "Watch")

@@ -21,9 +21,10 @@ from extproc.envoy.bootstrap import BodyDelivery, BootstrapOptions, Mode, render
 from extproc.lab.fakepod.podserver import PodConfig, start_pod
 from extproc.lab.loadtest.results import load
 from extproc.lab.workload.intervals import paired_ratio
+from extproc.observe.shadowprocess import check_policy
 from extproc.routing.policies import Founding
 from extproc.routing.policies.least_harm import LeastHarm
-from extproc.service.routing import make_tried
+from extproc.service.routing import make_tried, shadow_settings
 from extproc.types import Choice, EndpointView, RequestInfo, Snapshot
 from tests.e2e import test_body_modes as body_modes
 from tests.e2e.conftest import behind_envoy
@@ -112,6 +113,18 @@ def test_the_test_of_the_rule_in_the_tutorial_passes(
     (tmp_path / "example.py").write_text(example)
 
     runpy.run_path(str(tmp_path / "example.py"))
+
+
+def test_the_rule_of_the_tutorial_can_be_in_shadow_as_it_says(
+    own_rule: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (shown,) = (block for block in blocks(TUTORIAL, "yaml") if "shadow:" in block)
+    settings = shadow_settings(parse_config(f"discovery: {{static: []}}\n{shown}"))
+
+    assert settings is not None
+    assert (settings.name, settings.beside) == ("warm:Warm", "least_harm")
+    check_policy(settings)
 
 
 def test_the_founding_rule_decides_as_the_tables_of_its_page_say() -> None:

@@ -27,6 +27,7 @@ from extproc.observe.decisions import DecisionsService
 from extproc.observe.gauges import add_gauges, add_traffic_gauges
 from extproc.observe.observers import Observers
 from extproc.observe.recorder import Recorder
+from extproc.observe.shadow import Shadow
 from extproc.observe.telemetry import Telemetry
 from extproc.observe.tracing import Tracing
 from extproc.peers.adapterpeers import AdapterUpdate
@@ -44,7 +45,7 @@ from extproc.service.adapterservice import AdapterService
 from extproc.service.clocks import Clocks
 from extproc.service.endpointsource import make_source
 from extproc.service.peeraccess import peer_settings
-from extproc.service.routing import Routing
+from extproc.service.routing import Routing, shadow_settings
 from extproc.service.services import Services
 from extproc.wire.budget import Budget
 from extproc.wire.httpserver import HttpLimit
@@ -120,6 +121,14 @@ class Parts:
             clock=clocks.clock,
             wall_clock=clocks.wall_clock,
             arms=routing.arms,
+        )
+        self.shadow = Shadow(
+            shadow_settings(config),
+            recorder.decisions,
+            max_models=config.admin.max_adapter_labels,
+            clock=clocks.clock,
+            cpu_clock=clocks.cpu_clock,
+            rng=clocks.rng,
         )
         self.readiness = Readiness(READINESS_LIMIT_S)
         scrapes, polls = configured.pod_loops(config)
@@ -239,6 +248,7 @@ class Parts:
             *self.peering.warnings(),
             *self.adapters.warnings(),
             *self.routing.arms.warnings(),
+            *self.shadow.warnings(),
             *self.services.warnings(),
         ]
 
@@ -263,7 +273,7 @@ class Parts:
         )
         traffic = self.traffic
         add_traffic_gauges(telemetry, traffic.budget, traffic.wire, traffic.http_dropped)
-        for part in (self.services, self.peering, self.endpoints, self.kubernetes):
+        for part in (self.services, self.peering, self.endpoints, self.kubernetes, self.shadow):
             part.add_metrics(telemetry)
         for part_of in (self.adapters.loading, routing.sources, routing.rewrites, routing.arms):
             part_of.add_metrics(telemetry)
@@ -275,6 +285,7 @@ class Parts:
             ConfigError: The policy cannot be loaded. Nothing has changed.
         """
         self.routing.configure(config)
+        self.shadow.configure(shadow_settings(config))
         self.pods.pace.configure(config.scrape.expiry_s, config.scrape.budget)
         self.adapters.configure(config)
 

@@ -16,6 +16,7 @@ from extproc.config.sections import PolicyConfig
 from extproc.config.trial import TrialConfig
 from extproc.observe.arms import ArmRecorder
 from extproc.observe.attainment import Attainment
+from extproc.observe.shadowing import ShadowSettings
 from extproc.openai import Spelling
 from extproc.peers.telling import Telling
 from extproc.plugins import PolicyError, describe_error, load_policy
@@ -250,3 +251,9 @@ def _load(where: str, named: PolicyConfig | TrialConfig) -> Policy:
         return load_policy(named.name, named.args)
     except PolicyError as error:
         raise ConfigError(f"{where}{error}") from error
+
+
+def shadow_settings(config: Config) -> ShadowSettings | None:
+    """Return the settings of the policy in shadow; None without one."""
+    beside, shadow = config.policy.name, config.policy.shadow
+    return None if shadow is None else ShadowSettings(**dict(shadow), beside=beside)
