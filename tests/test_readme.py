@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from extproc.lab.workload.intervals import paired_ratio
 from extproc.observe.shadowprocess import check_policy
 from extproc.routing.policies import Founding
 from extproc.routing.policies.least_harm import LeastHarm
-from extproc.service.routing import shadow_settings
+from extproc.service.routing import make_tried, shadow_settings
 from extproc.types import Choice, EndpointView, RequestInfo, Snapshot
 from tests.e2e import test_body_modes as body_modes
 from tests.e2e.conftest import behind_envoy
@@ -51,9 +52,21 @@ def own_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, objec
     """The tutorial's rule where Python finds it, and the configuration that names it."""
     (tmp_path / "warm.py").write_text(rule_of_tutorial())
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (_, policy) = (block for block in blocks(TUTORIAL, "yaml") if '"warm:Warm"' in block)
+    (policy,) = (block for block in blocks(TUTORIAL, "yaml") if '"warm:Warm", args' in block)
     found: dict[str, object] = yaml.safe_load(policy)
     return found
+
+
+def test_the_trial_of_the_tutorial_can_be_loaded(
+    own_rule: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (trial,) = (block for block in blocks(TUTORIAL, "yaml") if "trial:" in block)
+
+    tried = make_tried(parse_config(f"discovery: {{static: []}}\n{trial}"))
+
+    assert type(tried).__name__ == "Warm"
+    monkeypatch.delitem(sys.modules, "warm")
 
 
 def test_the_rule_has_ten_lines_beside_its_imports() -> None:

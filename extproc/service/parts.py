@@ -117,8 +117,10 @@ class Parts:
             knows_times=self.accounting.knows_times,
             observers=observers,
             claim_of=routing.routes.claim_of,
+            rewrites=routing.rewrites,
             clock=clocks.clock,
             wall_clock=clocks.wall_clock,
+            arms=routing.arms,
         )
         self.shadow = Shadow(
             shadow_settings(config),
@@ -239,11 +241,13 @@ class Parts:
         return [
             *self.traffic.wire.mismatches.warnings(now=self._loop.time()),
             *self.services.lost_rewrites.warnings(now=self.clock()),
+            *self.routing.rewrites.warnings(),
             *self.kubernetes.warnings(),
             *self.endpoints.warnings(),
             *self.pods.losses.warnings(),
             *self.peering.warnings(),
             *self.adapters.warnings(),
+            *self.routing.arms.warnings(),
             *self.shadow.warnings(),
             *self.services.warnings(),
         ]
@@ -271,8 +275,8 @@ class Parts:
         add_traffic_gauges(telemetry, traffic.budget, traffic.wire, traffic.http_dropped)
         for part in (self.services, self.peering, self.endpoints, self.kubernetes, self.shadow):
             part.add_metrics(telemetry)
-        for of_adapters in (self.adapters.loading, routing.sources):
-            of_adapters.add_metrics(telemetry)
+        for part_of in (self.adapters.loading, routing.sources, routing.rewrites, routing.arms):
+            part_of.add_metrics(telemetry)
 
     def configure(self, config: Config) -> None:
         """Apply the live fields of a changed configuration.
@@ -287,9 +291,12 @@ class Parts:
 
     def look(self) -> None:
         """Do what is due about once a second: forget what nobody ends, and say who is lost."""
+        taken_back = self.routing.rewrites.take_news()
         news = (self.traffic.wire.mismatches, self.services.lost_rewrites, self.cache_watch)
-        for line in (line for each in news for line in each.take_news()):
+        for line in (*taken_back, *(line for each in news for line in each.take_news())):
             log.warning("%s", line)
+        if taken_back:
+            self.adapters.tell()
         self.services.tick()
         self.pods.tick()
 

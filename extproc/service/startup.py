@@ -34,7 +34,7 @@ from extproc.routing.policies import Policy
 from extproc.service.app import App
 from extproc.service.heap import return_large_blocks
 from extproc.service.peeraccess import check_peers, link_tls
-from extproc.service.routing import make_policy, shadow_settings
+from extproc.service.routing import make_policy, make_tried, shadow_settings
 from extproc.service.stores import make_medium
 from extproc.wire.certificates import CLIENT_CA, authority_warnings, listener_warnings
 from extproc.wire.listenertls import Certificates
@@ -122,7 +122,7 @@ def check_start(config: Config) -> Findings:
     found.policy = check(make_policy)
     for part in (
         *(_check_packages, _check_server_tls, configured.pod_access, check_peers),
-        *(_check_store, configured.registration_settings, _check_shadow),
+        *(_check_store, configured.registration_settings, make_tried, _check_shadow),
     ):
         check(part)
     found.tracing = check(make_tracing)
