@@ -2,5 +2,6 @@
 and how requests end: prompts, loads, limits, caches, time per token, outliers, slowness.
 
 Begin with `concurrency`, one limit of one endpoint. Nothing here knows which endpoints there are:
-`pods` makes the estimators, feeds them and reads them.
+`pods` makes the estimators, feeds them and reads them. `sequential` says which of two ways to serve
+requests is worse, of policies or of versions.
 """
