@@ -142,7 +142,7 @@ STUBS: Final[Mapping[str, Sequence[tuple[str, Any]]]] = {
     "attainment": (("recorder.attainment.completed", None),),
     "decisions": (("recorder.decisions.ended", None),),
     "speeds": (
-        ("extproc.pods.flights:to_be_learned", lambda *_, **__: (None, None)),
+        ("extproc.pods.flights:probe_of", lambda *_, **__: None),
         ("routing.pool.speeds.record_first_token", None),
     ),
     "prefixes": (("routing.router.picker.uses_cached_bytes", False),),

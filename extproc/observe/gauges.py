@@ -13,7 +13,6 @@ from extproc.observe.decisions import DecisionsService
 from extproc.observe.observers import Observers
 from extproc.observe.telemetry import Telemetry
 from extproc.pods.accounting import Accounting
-from extproc.pods.cpucaches import CacheWatch
 from extproc.queue import HoldQueue
 from extproc.reports.pace import ScrapePace
 from extproc.routing.modelroutes import ModelRoutes
@@ -36,7 +35,6 @@ def add_gauges(
     attainment: Attainment,
     num_policy_failures: Mapping[str, int],
     accounting: Accounting,
-    cache_watch: CacheWatch,
     losses: Losses,
     slow: SlowPods,
     pace: ScrapePace,
@@ -144,14 +142,6 @@ def add_gauges(
         "Factor by which all pods wait longer to be scraped, so that this takes at most "
         "scrape.budget; 1 where that is enough.",
         lambda: pace.stretch,
-    )
-    telemetry.add_gauges(
-        "cpu_cache_adapters",
-        "Adapters that the router assumes in a pod's CPU cache, for each of "
-        "pods.groups, and without a group for the other pods. configured: "
-        "max_cpu_loras, or the number of slots. learned: as observed, once known.",
-        ("group", "source"),
-        cache_watch.sizes,
     )
     _add_tpot(telemetry, accounting.tpots)
     telemetry.add_gauges(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from extproc.learned.cachesize import MIN_STREAM_S
 from extproc.learned.evidence import Evidence
 from extproc.paths import FIRST_TOKEN_PATHS
 from extproc.types import Outcome, Pick, Rejection
 
 _OK, _NOT_FOUND, _TIMED_OUT = 200, 404, 504
+MIN_STREAM_S = 0.005
+"""From the first byte of a response's body to its last. One that came at once was not streamed, and
+its first byte says when it was complete."""
 _CANCELLED = Outcome.CANCELLED  # to look up a member takes 0.1 us
 
 

@@ -36,7 +36,6 @@ from extproc.peers.peering import ObservedRelay, Peering
 from extproc.peers.relay import Relay
 from extproc.peers.telling import Hearing, Telling
 from extproc.pods.accounting import Accounting
-from extproc.pods.cpucaches import CacheWatch
 from extproc.pods.scraping import Pods
 from extproc.reports.engines import PROFILES
 from extproc.reports.readiness import Readiness
@@ -105,7 +104,6 @@ class Parts:
             clocks=clocks,
             telling=None if alone else telling,
         )
-        self.cache_watch = CacheWatch(routing.pool.caches)
         settings = configured.accounting_settings(config)
         self.accounting = Accounting(routing.pool, router_id, settings, relay)
         self.recorder = recorder = Recorder(
@@ -263,7 +261,6 @@ class Parts:
             attainment=routing.attainment,
             num_policy_failures=routing.num_policy_failures,
             accounting=self.accounting,
-            cache_watch=self.cache_watch,
             losses=self.pods.losses,
             slow=self.pods.slow,
             pace=self.pods.pace,
@@ -292,7 +289,7 @@ class Parts:
     def look(self) -> None:
         """Do what is due about once a second: forget what nobody ends, and say who is lost."""
         taken_back = self.routing.rewrites.take_news()
-        news = (self.traffic.wire.mismatches, self.services.lost_rewrites, self.cache_watch)
+        news = (self.traffic.wire.mismatches, self.services.lost_rewrites, self.routing.pool.speeds)
         for line in (*taken_back, *(line for each in news for line in each.take_news())):
             log.warning("%s", line)
         if taken_back:
