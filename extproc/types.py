@@ -314,7 +314,7 @@ class RequestInfo(Struct, frozen=True, gc=False):
         num_sequences: That an engine runs for it: one for each prompt of a list, times `n` or
             `best_of`. So many places and answers it counts for.
         request_id: Envoy's `x-request-id`, shortened; "" without one.
-        session: A digest of the session header's value; None without one.
+        session: A digest of what names its session; None without one.
         subset: Addresses that the data plane allows (`ip:port`, or a bare `ip` for every port);
             None for all. `Snapshot.endpoints` respects it.
         arrived_at_s: Arrival of its headers. It has waited `snapshot.now` minus this.
@@ -336,6 +336,7 @@ class RequestInfo(Struct, frozen=True, gc=False):
         _fixed: Why its body cannot go on with another model; None where it can.
         _envoy: The host that its call came from; "" where unknown.
         _drawn: The number of the target that was drawn for it; 0 where nobody judges that.
+        _session_source: Which header, cookie or field of its body names its session; "" for none.
     """
 
     model: str
@@ -359,6 +360,7 @@ class RequestInfo(Struct, frozen=True, gc=False):
     num_sequences: int = 1  # at most `bounds.MAX_SEQUENCES`
     _max_tokens: int | None = None
     _drawn: int = 0
+    _session_source: str = ""
 
     @property
     def _client_model(self) -> str:

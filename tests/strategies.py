@@ -10,8 +10,10 @@ from msgspec.structs import replace
 from extproc.rejections import model_not_found, no_endpoints, saturated
 from extproc.request import messages as m
 from extproc.request.messages import BodyMode
+from extproc.request.sessions import NO_SOURCES
 from extproc.types import EndpointView, LoadReport, Rejection, RequestInfo, Snapshot
 from tests.builders import BASE, address, body, endpoint_view, request, request_headers, snapshot
+from tests.request.fakerouter import IN_HEADER
 
 ADAPTERS = ("a", "b", "c")
 MAX_ENDPOINTS = 5
@@ -97,7 +99,7 @@ def stream_settings() -> st.SearchStrategy[dict[str, Any]]:
             "allow_mode_override": st.booleans(),
             "uses_response_phases": st.booleans(),
             "assumed_body_mode": st.sampled_from(BodyMode),
-            "session_header": st.sampled_from((None, "x-session")),
+            "sessions": st.sampled_from((NO_SOURCES, IN_HEADER)),
         }
     )
 

@@ -41,6 +41,7 @@ from extproc.reports.podsecrets import PodAccess, PodSecrets
 from extproc.request.controlheaders import REMOVED_HEADERS, names_of
 from extproc.request.interfaces import StreamSettings
 from extproc.request.messages import BodyMode
+from extproc.request.sessions import SessionSources
 from extproc.request.steering import FIELDS
 from extproc.routing.admission import AdmissionSettings, Ranks
 from extproc.routing.catalog import CatalogSettings, Undeclared
@@ -236,6 +237,8 @@ def slowness_settings(config: Config) -> SlownessSettings:
 def stream_settings(config: Config) -> StreamSettings:
     """Return the settings of every stream."""
     request = config.request
+    header = request.session_header
+    first = () if header is None else (f"header:{header}",)
     return _settings(
         StreamSettings,
         request,
@@ -244,6 +247,8 @@ def stream_settings(config: Config) -> StreamSettings:
         trusted_headers=names_of(request.trusted_headers),
         removed_headers=REMOVED_HEADERS.difference(request.pass_through),
         removed_fields=frozenset(FIELDS).difference(request.pass_through),
+        sessions=SessionSources(*first, *request.session_sources),
+        noticed_headers=frozenset(),  # it makes them of the others
         takes_adapter=PROFILES[config.pods.engine].joins_names,
         uses_response_phases=config.completions.source == "response_phases",
         assumed_body_mode=BodyMode[request.assumed_body_mode.upper().replace("-", "_")],

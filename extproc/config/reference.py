@@ -80,7 +80,7 @@ def _default(field: FieldInfo) -> str:
     if value is None or value is PydanticUndefined:
         return "none"
     if isinstance(value, tuple):
-        return f"{len(value)} paths" if len(value) > 4 else f"`{list(value)}`"
+        return f"{len(value)} paths" if len(value) > 5 else f"`{list(value)}`"
     return f"`{value}`" if value != "" else "empty"
 
 

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from extproc.config.base import Section
 from extproc.paths import DEFAULT_INFERENCE_PATHS, RouteTable
 from extproc.request import steering
 from extproc.request.controlheaders import HINT_HEADERS, TRUSTABLE
 from extproc.request.interfaces import DEFAULT_MAX_BODY_BYTES, DEFAULT_MAX_CONTINUE_WAIT_S
+from extproc.request.jsonsmall import AllMembers
 from extproc.request.listbudget import DEFAULT_MAX_BYTES_PER_S
+from extproc.request.sessions import AGENT_HEADERS, SOURCE
 
 MESSAGE_OVERHEAD_BYTES = 1024 * 1024
 """Headers and framing of an ext_proc message beside the body it carries."""
+
+
+def _names_session(text: str) -> str:
+    if SOURCE.fullmatch(text) is None or text.removeprefix("body:") in AllMembers.__struct_fields__:
+        raise ValueError(
+            "header:NAME, cookie:NAME, or body:FIELD of a field that says nothing else"
+        )
+    return text
+
+
+_Source = Annotated[str, AfterValidator(_names_session)]
 
 
 class RequestConfig(Section):
@@ -66,11 +79,18 @@ class RequestConfig(Section):
         "`/v1/messages` and `/v2/rerank` it also serves `/anthropic/v1/messages` and "
         "`/cohere/v2/rerank`, as clients of Envoy AI Gateway write them.",
     )
+    session_sources: tuple[_Source, ...] = Field(
+        AGENT_HEADERS,
+        description="Names of sessions, each of which stays on one pod: `header:NAME` (lower "
+        "case), `cookie:NAME` or `body:FIELD`, a string in the top level of a JSON body. The first "
+        "that a request has counts. With `least_harm` a session stays only where prefixes of "
+        "prompts are not known. It allows stored responses. The default lists what coding agents "
+        "send; `[]` means no sessions.",
+    )
     session_header: str | None = Field(
         None,
-        pattern=r"^[a-z0-9-]+$",
-        description="Header (lower case) whose value keeps a client on one pod. With `least_harm` "
-        "it does so only where prefixes of prompts are not known. It allows stored responses.",
+        pattern=r"^[a-z0-9_-]+$",
+        description="Short for a `header:NAME` before all `session_sources`.",
     )
     max_hold_s: float = Field(
         60.0,

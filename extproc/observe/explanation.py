@@ -57,7 +57,8 @@ def _rejection(rejection: Rejection) -> str:
 
 def _why(pick: Pick, chosen: EndpointView, others: Sequence[EndpointView]) -> str:
     if pick.reason == "session":
-        return "its session was sent there before"
+        source = pick.request._session_source
+        return f"its session{f' ({source})' if source else ''} was sent there before"
     if not others:
         return "the only pod that could take it"
     adapter, policy = pick.request.adapter, BUILT_IN.get(pick.policy)

@@ -8,7 +8,7 @@ buffers. The rest must then name the same model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from msgspec import Raw
 
@@ -19,6 +19,7 @@ from extproc.paths import NO_PATH, ONE_PROMPT_PATHS, RESPONSES_PATH, Route, Rout
 from extproc.request.jsonmodel import JsonReader
 from extproc.request.jsonsmall import SMALL_BYTES, is_cut_off
 from extproc.request.multipart import FormReader
+from extproc.request.sessions import NO_SESSION, NO_SOURCES, SessionSources
 
 MAX_ECHO_BYTES = 62_000
 """Envoy refuses streamed chunks over 64 KiB; the Gateway API's pickers use 62,000 bytes."""
@@ -42,11 +43,12 @@ class BodyReader:
         route: The kind of body.
         content_type: The request's header, which names a form's boundary.
         max_bytes: Limit for all chunks together.
-        allows_stored: `previous_response_id` may be used (a session header is configured).
+        allows_stored: `previous_response_id` may be used: the headers name a session.
         early_bytes: Size from which a part may decide.
         is_echoed: The body is ours to send on, so that it has to be kept.
         takes_adapter: As `JsonReader`.
         removes: Fields to be cut out, as `JsonReader`; a form that has one is refused.
+        sessions: As `JsonReader`.
 
     Attributes:
         num_bytes: Of all chunks together.
@@ -65,6 +67,7 @@ class BodyReader:
             "_reader",
             "_removes",
             "_route",
+            "_sessions",
             "_settled",
             "_takes_adapter",
         ),
@@ -82,7 +85,9 @@ class BodyReader:
         is_echoed: bool = False,
         takes_adapter: bool = False,
         removes: frozenset[str] = frozenset(),
+        sessions: SessionSources = NO_SOURCES,
     ) -> None:
+        self._sessions = sessions
         self._removes = removes
         self._route = route
         self._content_type = content_type
@@ -210,7 +215,9 @@ class BodyReader:
         return self._model_if_seen() if is_enough or self._made_reader().is_whole else None
 
     def settle(self, model: str) -> None:
-        """Require the rest of the body to name the model that has decided."""
+        """Require the rest of the body to name the model that has decided. A session that it names
+        has no say any more."""
+        self._allows_stored = self._names_session
         self._settled = model
 
     def take_done(self) -> int:
@@ -253,6 +260,11 @@ class BodyReader:
         """The most tokens of an answer by the body so far; None where it does not say."""
         return self._reader.max_tokens if isinstance(self._reader, JsonReader) else None
 
+    @property
+    def fields(self) -> Mapping[str, bytes]:
+        """Those of a JSON body so far that may name the session."""
+        return self._reader.fields if isinstance(self._reader, JsonReader) else {}
+
     def take_prompt(self) -> tuple[Raw, ...]:
         """Return the parts of a small JSON body's prompt, in JSON, and keep it no longer; () for
         other bodies.
@@ -292,6 +304,7 @@ class BodyReader:
                     has_one_prompt=self._route.path in ONE_PROMPT_PATHS,
                     takes_adapter=self._takes_adapter,
                     removes=self._removes,
+                    sessions=self._sessions,
                 )
         return self._reader
 
@@ -299,12 +312,20 @@ class BodyReader:
         reader = self._made_reader()
         if reader.is_whole or self._route.kind is RouteKind.STORED_RESPONSE:
             return self.model()
+        if reader.model is None:
+            return None
         self._check_reference(reader)
-        return None if reader.model is None else check_model(reader.model)
+        return check_model(reader.model)
+
+    @property
+    def _names_session(self) -> bool:
+        return self._allows_stored or (
+            self._settled is None and self._sessions.find({}, self.fields) != NO_SESSION
+        )
 
     def _check_reference(self, reader: JsonReader | FormReader) -> None:
         refers = self._route.path in (RESPONSES_PATH, NO_PATH) and reader.refers_back
-        if refers and not self._allows_stored:
+        if refers and not self._names_session:
             raise RequestError(rejections.STORED_RESPONSE)
 
 

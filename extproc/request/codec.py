@@ -43,7 +43,8 @@ NEEDED_HEADERS = REMOVED_HEADERS | {
     *("content-type", "content-length", "content-encoding", "expect"),
     *(AI_GATEWAY_HEADER, DESTINATION_KEY, MARK_HEADER),
 }
-"""Request headers that are read. No other headers are decoded, credentials among them."""
+"""Request headers that are read, beside those that may name a session. No other headers are
+decoded, credentials among them."""
 _RESPONSE_HEADERS = frozenset((":status", "content-type", "content-encoding"))
 MAX_CONTEXTS = 256
 MAX_CONTEXT_BYTES = 64
@@ -67,7 +68,7 @@ class Codec(Encoder):
 
     Args:
         model_namespace: Metadata namespace in which Envoy's `json_to_metadata` stores the model.
-        session_header: Header that keeps a client on one endpoint; "" for none.
+        session_headers: Headers that may name a session.
         asks_for_load: Also set the request header that asks the pod for an ORCA load report.
         honours_subset: Read the data plane's subset hint; else every request has the whole pool.
         tells_scores: Also set the destinations' scores in the metadata.
@@ -78,14 +79,14 @@ class Codec(Encoder):
         *,
         model_namespace: str = "extproc.request",
         model_key: str = "model",
-        session_header: str = "",
+        session_headers: frozenset[str] = frozenset(),
         asks_for_load: bool = False,
         honours_subset: bool = True,
         tells_scores: bool = False,
     ) -> None:
         self._model_namespace = model_namespace
         self._honours_subset = honours_subset
-        self._headers = NEEDED_HEADERS | {session_header}
+        self._headers = NEEDED_HEADERS | session_headers
         self._contexts: dict[bytes, tuple[frozenset[str] | None]] = {}
         self._num_unknown = 0  # messages without a known layout
         self._layouts: dict[int, list[tuple[MessageLayout, tuple[Any, ...]]]] = {}

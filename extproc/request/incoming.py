@@ -8,7 +8,6 @@ once where the body waits for it (BUFFERED, BUFFERED_PARTIAL).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from hashlib import blake2b
 from itertools import islice
 
 from msgspec import Raw, Struct
@@ -51,6 +50,7 @@ from extproc.request.messages import (
     STREAMED,
     BodyMode,
 )
+from extproc.request.sessions import NO_SESSION, Session
 from extproc.routing.rewrites import Rewrites
 from extproc.types import NO_HINTS, Hints, Pick, Reason, Rejection, RequestInfo
 
@@ -98,6 +98,7 @@ class Incoming(Struct, eq=False):
     _is_complete: bool
     _has_length: bool
     _hints: Hints = NO_HINTS
+    _session: Session = NO_SESSION
     concerns: Callable[[str], bool] | None = None
     _has_trailers: bool = False
     _fixed: Rejection | None = rejections.RENAMED
@@ -110,11 +111,6 @@ class Incoming(Struct, eq=False):
     _num_bytes: int = 0
 
     @property
-    def _has_session(self) -> bool:
-        name = self._settings.session_header
-        return name is not None and bool(self._headers.get(name))
-
-    @property
     def reader(self) -> BodyReader:
         """Reads the body; made when it is needed."""
         if self.made_reader is None:
@@ -123,11 +119,12 @@ class Incoming(Struct, eq=False):
                 self._route,
                 self._headers.get("content-type", ""),
                 max_bytes=settings.max_body_bytes,
-                allows_stored=self._has_session,
+                allows_stored=self._session is not NO_SESSION,
                 early_bytes=settings.early_decision_bytes,
                 is_echoed=self.mode is FULL_DUPLEX,
                 takes_adapter=settings.takes_adapter,
                 removes=settings.removed_fields,
+                sessions=settings.sessions,
             )
         return self.made_reader
 
@@ -205,7 +202,8 @@ class Incoming(Struct, eq=False):
             or settings.takes_adapter
         ):
             return None
-        members = read_members(data, self._route.path in ONE_PROMPT_PATHS)
+        has_one_prompt = self._route.path in ONE_PROMPT_PATHS
+        members = read_members(data, has_one_prompt, settings.sessions.decoders)
         if members is None or members.previous_response_id is not None:
             return None
         found = astuple(members)
@@ -314,6 +312,10 @@ class Incoming(Struct, eq=False):
         `model` is the pod's, as `rewrite` returns it.
         """
         members, path, headers = self._members, self._route.path, self._headers
+        session, sessions = self._session, self._settings.sessions
+        if sessions.fields:
+            fields = self.reader.fields if members is None else sessions.fields_of(members)
+            session = sessions.find(headers, fields)
         prompt: Iterable[Raw]
         if members is None:
             reader = self.reader
@@ -328,8 +330,6 @@ class Incoming(Struct, eq=False):
         hashes: tuple[int, ...] = ()
         if num_bytes >= MARKS_BYTES[0] and path in GENERATING_PATHS and chooser.uses_cached_bytes:
             hashes = prefix_hashes(model, b"".join(prompt))
-        name = self._settings.session_header
-        session = None if name is None else headers.get(name)
         return RequestInfo(
             model=model,
             path=path[:MAX_PATH_CHARS],
@@ -338,7 +338,8 @@ class Incoming(Struct, eq=False):
             _max_tokens=most_tokens,
             _is_whole=self._is_complete or self.mode is BUFFERED or self._has_trailers,
             request_id=headers.get("x-request-id", "")[:MAX_REQUEST_ID_CHARS],
-            session=_digest(session) if session else None,
+            session=session[0],
+            _session_source=session[1],
             subset=self._subset,
             arrived_at_s=self._arrived_at_s,
             hints=self._hints,
@@ -410,7 +411,9 @@ def begin(
     """Return a request by its headers; raises RequestError if these alone are wrong."""
     headers, is_over = event.headers, event.end_of_stream
     hints, mode = NO_HINTS, event.body_mode or settings.assumed_body_mode
-    if not settings.removed_headers.isdisjoint(headers):
+    session = NO_SESSION
+    if not settings.noticed_headers.isdisjoint(headers):
+        session = settings.sessions.find(headers, {})
         hints = read_hints(headers, settings.trusted_headers, settings.removed_headers)
         concerns = _every if hints._model_rewrite else concerns
     length, limit_bytes = headers.get("content-length"), settings.max_body_bytes
@@ -429,11 +432,12 @@ def begin(
         is_over,
         length is not None,
         hints,
+        session,
         concerns,
     )
     if route.kind is _STORED:
         incoming.concerns = None
-        if not incoming._has_session:
+        if session is NO_SESSION:
             raise RequestError(rejections.STORED_RESPONSE)
     elif "content-encoding" in headers and _is_encoded(headers["content-encoding"]):
         raise RequestError(rejections.ENCODED_BODY)
@@ -444,11 +448,6 @@ def begin(
 
 def _every(_model: str) -> bool:
     return True
-
-
-def _digest(session: str) -> str:
-    """Return it at a fixed length: sessions are remembered, and clients choose their values."""
-    return blake2b(session.encode(), digest_size=16).hexdigest()
 
 
 def _is_encoded(coding: str) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import field as data_field
 from typing import Protocol
 
 from msgspec import Struct, field
+from msgspec.structs import force_setattr
 
 from extproc.learned.evidence import StreamEnd
 from extproc.paths import RouteTable
@@ -16,6 +17,7 @@ from extproc.request.controlheaders import REMOVED_HEADERS
 from extproc.request.listbudget import Lists
 from extproc.request.lostrewrites import LostRewrites
 from extproc.request.messages import BodyMode
+from extproc.request.sessions import NO_SOURCES, SessionSources
 from extproc.request.steering import FIELDS
 from extproc.routing.rewrites import Rewrites
 from extproc.types import ModelCard, Outcome, Pick, Rejection, RequestInfo
@@ -139,6 +141,7 @@ class StreamSettings(Struct, frozen=True):
             is longer than the data plane buffers does not wait for its end.
         max_continue_wait_s: Time for the body of a client that expects a 100 (Continue) first.
         allow_mode_override: The data plane lets us ask for the body (`allow_mode_override`).
+        sessions: Where the name of a session is looked for, which keeps it on one endpoint.
         trusted_headers: Names of the control headers that count (`controlheaders.names_of`).
         removed_headers: Names of the headers that no endpoint sees.
         removed_fields: Names of the fields in the top level of a body that no endpoint sees.
@@ -146,6 +149,7 @@ class StreamSettings(Struct, frozen=True):
         takes_adapter: Bodies may name an adapter in `lora_path`, beside `model`.
         restore_model: Responses name the model that the client wrote.
         version: The router's.
+        noticed_headers: Names of headers that few requests have: removed ones, and sessions'.
     """
 
     routes: RouteTable = field(default_factory=RouteTable)
@@ -155,7 +159,7 @@ class StreamSettings(Struct, frozen=True):
     allow_mode_override: bool = False
     uses_response_phases: bool = False
     assumed_body_mode: BodyMode = BodyMode.BUFFERED  # without `protocol_config`
-    session_header: str | None = None  # its value keeps a client on one endpoint
+    sessions: SessionSources = NO_SOURCES
     trusted_headers: frozenset[str] = frozenset()
     removed_headers: frozenset[str] = REMOVED_HEADERS
     removed_fields: frozenset[str] = frozenset(FIELDS)
@@ -163,3 +167,7 @@ class StreamSettings(Struct, frozen=True):
     restore_model: bool = False
     version: str = "0"
     max_hold_s: float = 60.0  # longest that a policy may hold a request, from its headers on
+    noticed_headers: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "noticed_headers", self.removed_headers | self.sessions.headers)

@@ -46,7 +46,14 @@ from extproc.request.jsonsmall import (
     read_members,
     sequences,
 )
-from extproc.request.steering import FIELDS, MAX_FIELD_CHARS
+from extproc.request.sessions import (
+    MAX_FIELD_CHARS,
+    MAX_SESSION_BYTES,
+    NO_SOURCES,
+    SessionSources,
+    string_of,
+)
+from extproc.request.steering import FIELDS
 from extproc.types import Reason, Rejection
 
 _UNITS_PER_MEMBER = 256
@@ -55,7 +62,7 @@ MAX_MEMBERS = 1024
 """Top-level members of a body that msgspec does not read. Requests have some tens."""
 
 _MAX_MODEL_TOKEN_BYTES = 2 + 6 * MAX_MODEL_BYTES
-_MAX_KEY_TOKEN_BYTES = 2 + 6 * max(MAX_FIELD_CHARS, len("previous_response_id"))
+_MAX_KEY_TOKEN_BYTES = 2 + 6 * max(MAX_FIELD_CHARS, *map(len, FIELDS))
 """A character may be written as `\\uXXXX`: six bytes for what may be one."""
 
 _FIELDS = frozenset(name.encode() for name in FIELDS)
@@ -93,8 +100,10 @@ class JsonReader(IncrementalReader):
         has_one_prompt: As the path takes no more, no list counts as one of prompts.
         takes_adapter: A `lora_path` beside `model` names an adapter of it, as SGLang has it.
         removes: Keys of top-level members to be cut out.
+        sessions: Say which fields may name the session.
 
     Attributes:
+        fields: Those so far, as they are written; b"" for one that cannot name a session.
         cuts: Where those are, with a comma each, so that the rest is JSON.
         cut: The key of the last of them so far, "" for none.
         prompt: Of a small whole body, the parts of which the engine makes its prompt, in the usual
@@ -114,6 +123,7 @@ class JsonReader(IncrementalReader):
     is_whole = False  # the object has been closed; only white space may follow
     refers_back = False  # the last top-level `previous_response_id` so far is not null
     prompt: tuple[msgspec.Raw, ...] = ()
+    fields: Mapping[str, bytes] = MappingProxyType({})
     cuts: tuple[Place, ...] = ()
     cut = ""
     _cut_from = -1  # a member that is being read is to be cut out from here on
@@ -136,7 +146,9 @@ class JsonReader(IncrementalReader):
         has_one_prompt: bool = False,
         takes_adapter: bool = False,
         removes: frozenset[str] = frozenset(),
+        sessions: SessionSources = NO_SOURCES,
     ) -> None:
+        self._sessions = sessions
         self._read = JsonReader._start
         self._needs_places = needs_places
         self._enters = enters
@@ -194,7 +206,7 @@ class JsonReader(IncrementalReader):
 
     def _read_small(self, data: bytes) -> bool:
         """Read a whole body at once; False where it is to be read in slices."""
-        members = read_members(data, self._has_one_prompt)
+        members = read_members(data, self._has_one_prompt, self._sessions.decoders)
         if members is None:
             return False
         found = astuple(members)
@@ -213,6 +225,8 @@ class JsonReader(IncrementalReader):
             self._adapter = _adapter_of(members.lora_path)
         if members.previous_response_id is not None:
             self.refers_back = True
+        if self._sessions.fields:
+            self.fields = self._sessions.fields_of(members)
         self.is_whole = True
         self._num_read = len(data)
         self._read = JsonReader._behind
@@ -295,8 +309,8 @@ class JsonReader(IncrementalReader):
                 self._adapter = ""
             else:
                 raise RequestError(rejections.MANY_ADAPTERS)
-        elif key in _NUMBERS and not self._is_inside:
-            return self._number(part, pos)
+        elif (key in _NUMBERS or key in self._sessions.fields) and not self._is_inside:
+            return self._short(part, pos)
         elif key in _LISTS and not (self._has_one_prompt or self._is_inside):
             return self._prompts(part, pos)
         elif key in self._enters and part[pos] == ord("{") and not self._is_inside:
@@ -361,20 +375,26 @@ class JsonReader(IncrementalReader):
     def _behind(self, part: bytes, pos: int) -> int:
         raise self._invalid("something follows its closing brace", pos)
 
-    # --- what makes sequences -----------------------------------------------------------------
+    # --- what names the session, and what makes sequences --------------------------------------
 
-    def _number(self, part: bytes, pos: int) -> int:
-        """Read a number, or a string that an engine takes for one; a long one is no such."""
+    def _short(self, part: bytes, pos: int) -> int:
+        """Read a number, or a string that an engine takes for one, or one that may name the
+        session; a long one is no such."""
+        name = self._sessions.fields.get(self._key)
+        most_bytes = MAX_SESSION_BYTES if name else _MAX_NUMBER_BYTES
         if part[pos] == ord('"'):
-            end = _end_of_string(part, pos, _MAX_NUMBER_BYTES)
+            end = _end_of_string(part, pos, most_bytes)
         else:
             end = _behind_all(_SCALAR, part, pos)
             if end == len(part):
-                end = None if end - pos < _MAX_NUMBER_BYTES else 0
+                end = None if end - pos < most_bytes else 0
         if end is None:
             return self._wait(part, pos)
-        self._numbers = {**self._numbers, self._key.decode(): _whole(part[pos:end])}
-        self._weigh()
+        if name:
+            self.fields = {**self.fields, name: string_of(part[pos:end])}
+        else:
+            self._numbers = {**self._numbers, self._key.decode(): _whole(part[pos:end])}
+            self._weigh()
         if end <= pos:
             return self._begin_skipping(part, pos)
         self._read = JsonReader._comma

@@ -9,7 +9,8 @@ slice.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import msgspec
 from msgspec.structs import astuple
@@ -73,7 +74,7 @@ class AllMembers(Members, gc=False):
 
 PROMPT = slice(8, 15)
 STEERING = slice(15, 25)
-_LISTS = slice(25, None)
+_LISTS = slice(25, 31)
 """Of the fields of `AllMembers`."""
 NO_STEERING = (_NOTHING,) * len(FIELDS)
 LISTS = ("messages", "prompt", "input", *AllMembers.__struct_fields__[_LISTS])
@@ -82,15 +83,27 @@ NUMBERS = Members.__struct_fields__[2:7]
 _MANY = re.compile(rb'\[[ \t\n\r]*["[]')
 """Begins a list of prompts. A list of numbers is one prompt, and so is one of objects: a chat."""
 
-_decode = msgspec.json.Decoder(AllMembers).decode
-_decode_chat = msgspec.json.Decoder(Members).decode
+Decoders = tuple[Callable[[bytes | memoryview], Any], ...]
+"""Of any body, and of one that has one prompt: each to `Members`."""
+
+
+def decoders(fields: Iterable[str] = ()) -> Decoders:
+    """Return decoders of bodies whose members are to have these further fields, as written."""
+    further = [(name, msgspec.Raw, _NOTHING) for name in fields]
+    kinds: list[Any] = [AllMembers, Members]
+    if further:
+        kinds = [msgspec.defstruct("Fields", further, bases=(kind,), gc=False) for kind in kinds]
+    return tuple([msgspec.json.Decoder(kind).decode for kind in kinds])
+
+
+_DECODERS = decoders()
 _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def is_cut_off(data: bytes) -> bool:
     """Return whether so much of a small body is fine as far as it goes, and its end is missing."""
     try:
-        _decode(data)
+        _DECODERS[0](data)
     except msgspec.DecodeError as error:
         return str(error) == "Input data was truncated"
     except (ValueError, RecursionError):
@@ -98,7 +111,9 @@ def is_cut_off(data: bytes) -> bool:
     return False
 
 
-def read_members(data: bytes | memoryview, has_one_prompt: bool = False) -> Members | None:
+def read_members(
+    data: bytes | memoryview, has_one_prompt: bool = False, decoders: Decoders = _DECODERS
+) -> Members | None:
     """Return what a body has, or None where Python may read it otherwise.
 
     Args:
@@ -110,7 +125,8 @@ def read_members(data: bytes | memoryview, has_one_prompt: bool = False) -> Memb
     if not data or (data[-1] != _BRACE and data[-2:] != b"}\n"):
         return None
     try:
-        return _decode_chat(data) if has_one_prompt else _decode(data)
+        members: Members = decoders[has_one_prompt](data)
+        return members
     except msgspec.ValidationError:  # another type: the last one may be a string
         return None
     except msgspec.DecodeError as error:
@@ -127,7 +143,7 @@ def num_sequences(members: Members) -> int:
     At least 1 and at most `MAX_SEQUENCES`, also for a body that the engine will refuse.
     """
     num_prompts = 1
-    if type(members) is AllMembers:
+    if isinstance(members, AllMembers):
         for each in (members.messages, members.prompt, members.input, *astuple(members)[_LISTS]):
             if each is not _NOTHING and _MANY.match(each) is not None:
                 num_prompts = max(num_prompts, len(_decode_list(each)))

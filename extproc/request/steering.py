@@ -27,4 +27,3 @@ FIELDS = (
 )
 """Of vLLM, then of SGLang, which knows `priority`, too."""
 NAMES = frozenset((*HEADERS, *FIELDS))
-MAX_FIELD_CHARS = max(map(len, FIELDS))

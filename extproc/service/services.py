@@ -24,6 +24,7 @@ from extproc.request.interfaces import StreamParts, StreamSettings
 from extproc.request.listbudget import Lists
 from extproc.request.marks import Marks
 from extproc.request.processor import ExternalProcessor
+from extproc.request.sessions import SessionSources
 from extproc.request.stream import Stream
 from extproc.service.clocks import Clocks
 from extproc.service.peeraccess import keys_of
@@ -79,7 +80,7 @@ class Services:
         settings = configured.stream_settings(config)
         self.processor = ExternalProcessor(
             new_stream_of(parts, settings, recorder, tracing),
-            _codec(config),
+            _codec(config, settings.sessions),
             clocks.clock,
             call_later=asyncio.get_running_loop().call_later,
             is_open=is_open,
@@ -141,11 +142,11 @@ def _marks(config: Config, routing: Routing, router_id: str, clocks: Clocks) -> 
     )
 
 
-def _codec(config: Config) -> Codec:
+def _codec(config: Config, sessions: SessionSources) -> Codec:
     return Codec(
         model_namespace=config.request.model_namespace,
         model_key=config.request.model_key,
-        session_header=config.request.session_header or "",
+        session_headers=sessions.headers,
         asks_for_load=config.pods.orca,
         honours_subset=config.request.use_subset_hint,
         tells_scores=config.destination.emit_scores,

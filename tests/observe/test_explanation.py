@@ -170,6 +170,13 @@ def test_each_rule_of_ours_is_put_into_words(policy: str, reason: str, why: str)
     assert said(policy, reason, *candidates, adapter=None).startswith(f"pod-1: {why}")
 
 
+def test_what_named_a_session_that_is_followed_is_said() -> None:
+    info = request("a", _session_source="cookie:sid")
+    followed = pick(info=info, reason="session", candidates=(view(1), view(2)))
+
+    assert explain(followed).startswith("pod-1: its session (cookie:sid) was sent there before")
+
+
 @pytest.mark.parametrize(
     ("policy", "reason"), [("founding", "base"), ("least_pending", "least-pending")]
 )

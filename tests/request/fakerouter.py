@@ -15,12 +15,14 @@ from extproc.request import messages as m
 from extproc.request.interfaces import Decided, StreamParts, StreamSettings
 from extproc.request.listbudget import Lists
 from extproc.request.lostrewrites import LostRewrites
+from extproc.request.sessions import SessionSources
 from extproc.request.stream import Stream
 from extproc.routing.rewrites import Drawn, Rewrites, Rule
 from extproc.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
 from tests.builders import models_body, pick
 
 PICK = pick()
+IN_HEADER = SessionSources("header:x-session")
 
 
 @dataclass

@@ -21,6 +21,7 @@ from extproc.request.incoming import Incoming
 from extproc.request.interfaces import StreamSettings
 from extproc.request.jsonsmall import SMALL_BYTES
 from extproc.request.processor import MAX_SILENCE_S
+from extproc.request.sessions import NO_SOURCES, SessionSources
 from extproc.types import Pick, Rejection, Wait
 from extproc.wire.rpc import Session
 from tests.builders import body
@@ -35,7 +36,7 @@ from tests.request.ext_proc import (
     request_trailers,
     response_headers,
 )
-from tests.request.fakerouter import PICK, FakeRouter
+from tests.request.fakerouter import IN_HEADER, PICK, FakeRouter
 from tests.request.json_documents import documents
 from tests.request.scene import Service
 from tests.strategies import rejections
@@ -43,6 +44,7 @@ from tests.strategies import rejections
 GOLDEN = Path(__file__).parent.parent / "golden" / "envoy-1.40-messages.json"
 RECORDED = [each.encode("latin-1") for each in json.loads(GOLDEN.read_text())["requests"]]
 PATH = "/v1/chat/completions"
+SOURCES = SessionSources("body:user", "header:x-session", "body:session_id")
 SUBSET = {"envoy.lb.subset_hint": {"x-gateway-destination-endpoint-subset": "10.0.0.1"}}
 Step = Callable[[Service, Session], None]
 
@@ -84,7 +86,7 @@ def told(
     router = FakeRouter(result, hold_s=hold_s, uses_cached_bytes=uses_cached_bytes)
     router.targets = targets or {}
     settings = StreamSettings(**configured)
-    codec = Codec(session_header=settings.session_header or "")
+    codec = Codec(session_headers=settings.sessions.headers)
     service = Service(router, settings, codec)
     call, session = service.open()
     done: list[object] = []
@@ -151,6 +153,8 @@ PARTS = st.fixed_dictionaries(
         "previous_response_id": st.none() | st.text(max_size=2),
         "lora_path": st.just("b"),
         "cache_salt": st.just("s"),
+        "user": st.sampled_from(("u", "", "u" * 5000, 7, None, ["u"], "\ud800")),
+        "session_id": st.just("s"),
         "tools": st.just(["t"]),
         "priority": st.just(-1),
         "kv_transfer_params": st.just({"remote_host": "10.0.0.1"}),
@@ -190,7 +194,7 @@ def steps(draw: st.DrawFn) -> list[Step]:
 configurations = st.fixed_dictionaries(
     {
         "max_body_bytes": st.sampled_from((2000, 100_000, 30)),
-        "session_header": st.sampled_from((None, "x-session")),
+        "sessions": st.sampled_from((NO_SOURCES, IN_HEADER, SOURCES)),
         "uses_cached_bytes": st.booleans(),
         "hold_s": st.sampled_from((None, None, 2.0)),
         "targets": st.sampled_from((None, None, {"a": "b"})),

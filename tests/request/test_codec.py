@@ -20,6 +20,7 @@ from extproc.request.messages import BodyMode
 from tests.builders import address, pick
 from tests.request import ext_proc
 from tests.request.ext_proc import SPELLINGS, destination, phase, read
+from tests.request.fakerouter import IN_HEADER
 
 CODEC = Codec()
 _OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
@@ -58,7 +59,7 @@ def test_unused_headers_are_not_decoded() -> None:
     headers = {"authorization": "Bearer x", "cookie": "c", "x-session": "s", "x-request-id": "r"}
     message = ext_proc.request_headers(headers=headers)
 
-    taken, keeping = CODEC.decode(message), Codec(session_header="x-session").decode(message)
+    taken, keeping = CODEC.decode(message), Codec(session_headers=IN_HEADER.headers).decode(message)
     assert isinstance(taken, m.RequestHeaders)
     assert isinstance(keeping, m.RequestHeaders)
     assert set(taken.headers) == {":method", ":path", "x-request-id"}
@@ -72,7 +73,7 @@ def test_a_header_that_comes_several_times_has_all_its_values(spelling: Any) -> 
     made = [spelling(name, value) for name, value in [*both, ("content-encoding", "identity")]]
     message = ext_proc.message_of_request_headers(made, body_mode=ext_proc.BUFFERED)
 
-    event = Codec(session_header="x-session").decode(message)
+    event = Codec(session_headers=IN_HEADER.headers).decode(message)
 
     assert isinstance(event, m.RequestHeaders)
     assert event.headers == {"x-session": "one,two", "content-encoding": "gzip,identity"}

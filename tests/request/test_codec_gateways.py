@@ -16,12 +16,12 @@ from extproc.types import Hints
 from extproc.wire.rpc import Code
 from tests.builders import address, body, pick, request
 from tests.request import ext_proc
-from tests.request.fakerouter import FakeRouter
+from tests.request.fakerouter import IN_HEADER, FakeRouter
 from tests.request.gateways import GATEWAYS, OBJECTIVE, PATH, Gateway, Metadata
 from tests.request.scene import Service
 from tests.wire.fake_call import FakeCall
 
-CODEC = Codec(session_header="x-session")
+CODEC = Codec(session_headers=IN_HEADER.headers)
 MODES = {
     ext_proc.BUFFERED: BodyMode.BUFFERED,
     ext_proc.FULL_DUPLEX: BodyMode.FULL_DUPLEX_STREAMED,

@@ -415,7 +415,7 @@ class TestCost:
             return loads(text)
 
         monkeypatch.setattr(json, "loads", measured)
-        monkeypatch.setattr(jsonsmall, "_decode", lambda _body: 1 / 0)
+        monkeypatch.setattr(jsonsmall, "_DECODERS", (lambda _body: 1 / 0,) * 2)
         size = SMALL_BYTES
         for kind, dense in DENSE.items():
             if kind not in ("members", "model-of-lists"):

@@ -18,10 +18,11 @@ from extproc.request import bodyslices, jsonmodel
 from extproc.request import messages as m
 from extproc.request.jsonsmall import SMALL_BYTES
 from extproc.request.messages import BodyMode
+from extproc.request.sessions import MAX_SESSION_BYTES
 from extproc.request.transitions import CallState
 from extproc.types import Outcome, Reason, Rejection, Wait
 from tests.builders import adapter_card, base_card, body, request_headers
-from tests.request.fakerouter import PICK, Exchange, begin
+from tests.request.fakerouter import IN_HEADER, PICK, Exchange, begin
 
 BODY = body()
 DIGEST_OF_S = "bbf7769fea5c8d41a9068bd6edbb2c13"
@@ -377,7 +378,7 @@ def test_a_duplex_body_with_trailers_leaves_the_end_of_stream_to_them() -> None:
 
 
 def test_trailers_without_any_duplex_body_echo_nothing() -> None:
-    exchange = begin(session_header="x-session")
+    exchange = begin(sessions=IN_HEADER)
     exchange.tell(
         request_headers("DELETE", "/v1/responses/r1", headers={"x-session": "s"}, **DUPLEX)
     )
@@ -422,11 +423,11 @@ def test_a_form_is_routed_by_its_field() -> None:
     assert exchange.router.routed[0].model == "whisper"
 
 
-@pytest.mark.parametrize("value", ["s", "s" * 60_000, "\xff"])
+@pytest.mark.parametrize("value", ["s", "s" * (MAX_SESSION_BYTES - 1), "\xff"])
 def test_a_session_is_known_by_a_digest_that_is_as_long_for_any_value(value: str) -> None:
-    exchange = begin(session_header="x-session")
+    exchange = begin(sessions=IN_HEADER)
     exchange.tell(request_headers(headers={"x-session": value}), m.BodyChunk(BODY, True))
-    exchange_of_other = begin(session_header="x-session")
+    exchange_of_other = begin(sessions=IN_HEADER)
     other = request_headers(headers={"x-session": f"{value}x"})
     exchange_of_other.tell(other, m.BodyChunk(BODY, True))
     sessions = [each.router.routed[0].session for each in (exchange, exchange_of_other)]
@@ -436,7 +437,7 @@ def test_a_session_is_known_by_a_digest_that_is_as_long_for_any_value(value: str
 
 
 def test_what_a_client_can_make_long_is_cut_before_it_is_remembered() -> None:
-    exchange = begin(session_header="x-session")
+    exchange = begin(sessions=IN_HEADER)
     headers = {"x-request-id": "i" * 60_000, "x-session": "s"}
     event = request_headers("DELETE", f"/v1/responses/{'r' * 60_000}", headers=headers, **DUPLEX)
     exchange.tell(event, m.BodyChunk(b"", True))
@@ -466,7 +467,7 @@ def test_a_model_that_the_data_plane_has_read_is_checked_like_any(model: str) ->
 
 
 def test_routing_is_told_all_that_is_known_of_a_request() -> None:
-    exchange = begin(session_header="x-session")
+    exchange = begin(sessions=IN_HEADER)
     headers = {"x-request-id": "id-1", "x-session": "s"}
     subset = frozenset({"10.0.0.1:8000"})
     event = request_headers(path="/v1/completions?x=1", headers=headers, subset=subset)
@@ -710,7 +711,7 @@ def test_a_model_that_nobody_lists_is_not_found() -> None:
 def test_a_stored_response_without_a_body_goes_by_its_session_at_the_headers(
     method: str, path: str, fields: dict[str, Any]
 ) -> None:
-    exchange = begin(session_header="x-session", assumed_body_mode=BodyMode.NONE)
+    exchange = begin(sessions=IN_HEADER, assumed_body_mode=BodyMode.NONE)
     event = request_headers(method, path, headers={"x-session": "s"}, **fields)
 
     assert exchange.tell(event) == [m.ContinueHeaders(PICK), m.EndStream()]
@@ -719,7 +720,7 @@ def test_a_stored_response_without_a_body_goes_by_its_session_at_the_headers(
 
 
 def test_a_stored_response_with_a_body_is_routed_whatever_the_body_says() -> None:
-    exchange = begin(session_header="x-session")
+    exchange = begin(sessions=IN_HEADER)
     event = request_headers("POST", "/v1/responses/r1/cancel", headers={"x-session": "s"})
 
     assert exchange.tell(event) == [m.ContinueHeaders()]
@@ -729,7 +730,7 @@ def test_a_stored_response_with_a_body_is_routed_whatever_the_body_says() -> Non
 
 @pytest.mark.parametrize("headers", [{}, {"x-session": ""}])
 def test_a_stored_response_without_a_session_is_refused(headers: dict[str, str]) -> None:
-    exchange = begin(session_header="x-session")
+    exchange = begin(sessions=IN_HEADER)
     event = request_headers("GET", "/v1/responses/r1", headers=headers, end_of_stream=True)
 
     assert error_of(exchange.tell(event))[1]["code"] == Reason.STORED_RESPONSE
@@ -749,7 +750,7 @@ def test_a_previous_response_without_a_session_is_refused_where_it_means_one(
 
 
 def test_a_previous_response_is_routed_if_there_is_a_session() -> None:
-    exchange = begin(session_header="x-session")
+    exchange = begin(sessions=IN_HEADER)
     exchange.tell(request_headers(path="/v1/responses", headers={"x-session": "s"}))
     data = body(previous_response_id="r1")
 

@@ -10,9 +10,10 @@ import pytest
 from extproc.request import messages as m
 from extproc.request.controlheaders import FAIRNESS_ID, TRUSTABLE, names_of
 from extproc.request.messages import BodyMode
+from extproc.request.sessions import NO_SOURCES, SessionSources
 from extproc.types import Hints
 from tests.builders import address, body, request_headers
-from tests.request.fakerouter import PICK, Exchange, begin
+from tests.request.fakerouter import IN_HEADER, PICK, Exchange, begin
 
 DUPLEX = BodyMode.FULL_DUPLEX_STREAMED
 OBJECTIVE, TTFT = "x-llm-d-inference-objective", "x-llm-d-slo-ttft-ms"
@@ -81,7 +82,7 @@ def test_a_hint_that_is_not_trusted_is_kept_from_the_endpoint_and_says_nothing()
 @pytest.mark.parametrize("subset", [None, EMPTY, frozenset({address(1)})])
 def test_a_request_without_a_body_has_its_subset_too(subset: frozenset[str] | None) -> None:
     """A stored response is asked for by GET, and only a session finds it."""
-    exchange = begin(session_header="x-session")
+    exchange = begin(sessions=IN_HEADER)
     event = request_headers(
         "GET",
         "/v1/responses/resp_1",
@@ -216,17 +217,17 @@ def test_a_path_that_is_told_has_to_be_listed(path: str) -> None:
     assert reply.status == 404
 
 
-@pytest.mark.parametrize("session_header", [None, "x-session"])
+@pytest.mark.parametrize("sessions", [NO_SOURCES, IN_HEADER])
 def test_an_earlier_response_needs_a_session_where_the_path_is_not_told(
-    session_header: str | None,
+    sessions: SessionSources,
 ) -> None:
     """It may be `/v1/responses`, where the request would be lost on any other endpoint."""
-    exchange = begin(session_header=session_header)
+    exchange = begin(sessions=sessions)
     exchange.tell(untold(":path", headers={"x-session": "s"}))
     [first, *_] = exchange.tell(m.BodyChunk(body(previous_response_id="r"), True))
 
     is_routed = first == m.ContinueHeaders(PICK)
-    assert is_routed is (session_header is not None)
+    assert is_routed is (sessions is IN_HEADER)
 
 
 # --- data planes that do not tell their modes ------------------------------------------------

@@ -17,7 +17,7 @@ from extproc.request.stream import HOLD_MARGIN_S
 from extproc.request.transitions import CallState
 from extproc.types import Pick, Reason, Rejection
 from tests.builders import body, request_headers
-from tests.request.fakerouter import PICK, Exchange, FakeRouter, begin
+from tests.request.fakerouter import IN_HEADER, PICK, Exchange, FakeRouter, begin
 
 MAX_HOLD_S = 30.0
 
@@ -228,7 +228,7 @@ def test_the_queue_is_told_how_much_of_a_body_is_kept(mode: BodyMode, is_kept: b
 
 
 def test_of_a_held_requests_headers_only_what_an_answer_needs_is_kept() -> None:
-    exchange = begin(session_header="x-session")
+    exchange = begin(sessions=IN_HEADER)
     exchange.router.hold_s = MAX_HOLD_S
     headers = {"x-session": "s", "x-request-id": "r", "authorization": "secret"}
     exchange.tell(request_headers(headers=headers), m.BodyChunk(body(), True))

@@ -14,6 +14,7 @@ from extproc.request.controlheaders import names_of
 from extproc.request.interfaces import StreamSettings
 from extproc.request.lostrewrites import FORGET_S, LostRewrites
 from extproc.request.messages import BodyMode
+from extproc.request.sessions import SessionSources
 from extproc.types import Pick, Reason, Rejection, RequestInfo, Wait
 from tests.builders import body, pick, request_headers
 from tests.request.fakerouter import PICK, Exchange, FakeRouter
@@ -193,7 +194,7 @@ def test_a_header_names_the_model_only_where_it_is_trusted(is_trusted: bool) -> 
 
 
 def test_a_stored_response_is_never_rewritten() -> None:
-    exchange = begin(session_header="s")
+    exchange = begin(sessions=SessionSources("header:s"))
     path = "/v1/responses/resp_1"
     exchange.tell(request_headers("GET", path, headers={"s": "x"}, end_of_stream=True))
 

@@ -24,10 +24,11 @@ from extproc.request.codec import (
     Codec,
 )
 from extproc.request.usual import VIEW_FROM_BYTES, first_body_bytes, read_body
+from tests.request.fakerouter import IN_HEADER
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "envoy-1.40-messages.json"
 RECORDED = [each.encode("latin-1") for each in json.loads(GOLDEN.read_text())["requests"]]
-CODEC = Codec(session_header="x-session")
+CODEC = Codec(session_headers=IN_HEADER.headers)
 
 
 def decoded(message: bytes) -> m.Event | None:
@@ -261,7 +262,7 @@ def test_a_message_of_a_known_layout_is_read_like_the_first(
     pairs: list[tuple[bytes, bytes]], num_needed: int
 ) -> None:
     """Their values are as long as the first one's, and say something else."""
-    codec = Codec(session_header="x-session")
+    codec = Codec(session_headers=IN_HEADER.headers)
     needed = ("x-session", ":path", "x-request-id")[:num_needed]
     for one, other in pairs:
         headers = [(name, (one + b"-")[: len(pairs[0][0]) + 1]) for name in needed]
