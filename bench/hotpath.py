@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from itertools import count, cycle
 from typing import Any, Final
 
@@ -45,6 +46,22 @@ _POD_BYTES_PER_S: Final = 6e4
 _PODS: Final = {"max_in_flight": 1_000}
 """None is ever full: how many requests are held would differ from checkout to checkout."""
 _WINDOW_BYTES: Final = 1 << 24
+
+
+def _in_shadow() -> Any:
+    kind = import_module("extproc.observe.shadowing").ShadowSettings
+    return kind("mine:Policy", {}, share=0.1, cpu_budget=1.0, max_choice_s=1.0, max_memory_bytes=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """Answers at once for a policy in shadow: always with the same pod."""
+
+    address: str
+
+    async def ask(self, question: bytes, within_s: float) -> tuple[Any, float]:
+        """Return the answer, and that it took no CPU."""
+        return import_module("extproc.observe.shadowing").ShadowAnswer(self.address), 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +219,7 @@ class HotPath:
         """
         for _ in range(num_requests // self.load.burst):
             self._burst(timed)
+            self._shadow(timed)
             self._pass(self.load.burst / self.load.rate_per_s, timed)
             if len(self._answered) >= self.load.num_entries:
                 self._end(timed)
@@ -234,6 +252,14 @@ class HotPath:
             self._answered.append(Ended(*picks[stream_id], request_id))
         resets = b"".join([self._recording.reset(each[0]) for each in requests])
         timed("request", partial(self.exchange, resets))
+
+    def _shadow(self, timed: Timed) -> None:
+        """Ask a policy in shadow about the last decision: all but its process and the pipe."""
+        shadow = getattr(self.parts, "shadow", None)
+        if shadow is not None:  # else another checkout's
+            pick: Any = self.parts.recorder.decisions.newest(1)[0].decision
+            asked = shadow._ask(pick, _Answers(pick.candidates[-1].address), _in_shadow())
+            timed("shadow", lambda: next(asked.__await__(), None))
 
     def _end(self, timed: Timed) -> None:
         """Send an access log message."""

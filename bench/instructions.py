@@ -44,6 +44,7 @@ STAGES: Final[tuple[tuple[str, dict[str, int]], ...]] = (
     ("**request and its log entry**", {"request": 1, "later": 1, "log": 1}),
     ("a pod's page that has changed: read", {"parse": 1}),
     ("a pod's page: recorded", {"report": 1}),
+    ("a decision that a policy in shadow is asked about", {"shadow": 1}),
 )
 """Each stage, as a sum of measures. What a checkout lacks counts as nothing there, and where it is
 called from instead."""

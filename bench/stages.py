@@ -124,9 +124,10 @@ MEASURES: Final[dict[str, tuple[str, Arrange | None]]] = {
     "log observers": ("log", _recorder),
     "parse": ("parse", None),
     "report": ("report", None),
+    "shadow": ("shadow", None),
 }
 """The step of the driver in which each measure counts, and what; None for all of the step."""
-EACH: Final = ("parse", "report")
+EACH: Final = ("parse", "report", "shadow")
 """What is measured for each call, not for each request."""
 EMPTY: Final = "empty"
 """What a measured call costs by itself."""
@@ -141,7 +142,7 @@ STUBS: Final[Mapping[str, Sequence[tuple[str, Any]]]] = {
     "attainment": (("recorder.attainment.completed", None),),
     "decisions": (("recorder.decisions.ended", None),),
     "speeds": (
-        ("extproc.pods.flights:to_be_learned", lambda *_, **__: (None, None)),
+        ("extproc.pods.flights:probe_of", lambda *_, **__: None),
         ("routing.pool.speeds.record_first_token", None),
     ),
     "prefixes": (("routing.router.picker.uses_cached_bytes", False),),

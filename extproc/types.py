@@ -335,6 +335,7 @@ class RequestInfo(Struct, frozen=True, gc=False):
         _restores: Its response names what the client wrote; None leaves that to the settings.
         _fixed: Why its body cannot go on with another model; None where it can.
         _envoy: The host that its call came from; "" where unknown.
+        _drawn: The number of the target that was drawn for it; 0 where nobody judges that.
         _session_source: Which header, cookie or field of its body names its session; "" for none.
     """
 
@@ -358,6 +359,7 @@ class RequestInfo(Struct, frozen=True, gc=False):
     _envoy: str = ""
     num_sequences: int = 1  # at most `bounds.MAX_SEQUENCES`
     _max_tokens: int | None = None
+    _drawn: int = 0
     _session_source: str = ""
 
     @property

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
 
 
-def assigned(tree: ast.AST, shared: Collection[str] = ()) -> Iterator[str]:
-    """Yield each attribute that a module sets outside of its class, as source, with its line.
+def assigned(tree: ast.AST) -> list[str]:
+    """Return each attribute that a module sets outside of its class, as source, with its line.
 
-    Not one of `self` or `cls`; of an object that the same function has just made; that a class of
-    the same module has; or that is `shared`.
+    Not one of `self` or `cls`; of an object that the same function has just made; or that a class
+    of the same module has.
     """
-    allowed = {*attributes(tree), *shared}
-    yield from _assigned(tree, allowed, frozenset())
+    found = list[str]()
+    _collect(tree, attributes(tree), frozenset(), found)
+    return found
 
 
 def attributes(tree: ast.AST, name: str = "") -> set[str]:
@@ -36,15 +37,15 @@ def _attributes(owner: ast.ClassDef) -> Iterator[str]:
         yield from (each.attr for each in _targets(node) if _is_own(each.value))
 
 
-def _assigned(node: ast.AST, allowed: set[str], made: frozenset[str]) -> Iterator[str]:
+def _collect(node: ast.AST, allowed: set[str], made: frozenset[str], found: list[str]) -> None:
     if isinstance(node, FUNCTIONS):
         made |= frozenset(_made(node))
     for target in _targets(node):
         is_made = isinstance(target.value, ast.Name) and target.value.id in made
         if not (_is_own(target.value) or is_made or target.attr in allowed):
-            yield f"{ast.unparse(target)} in line {target.lineno}"
+            found.append(f"{ast.unparse(target)} in line {target.lineno}")
     for child in ast.iter_child_nodes(node):
-        yield from _assigned(child, allowed, made)
+        _collect(child, allowed, made, found)
 
 
 def _targets(node: ast.AST) -> Iterator[ast.Attribute]:
@@ -75,10 +76,11 @@ def _made(function: ast.AST) -> set[str]:
 
 def _is_new(value: ast.AST | None) -> bool:
     """Return whether an expression calls a class, by its name: `Class(...)`."""
-    if not isinstance(value, ast.Call):
-        return False
-    name = ast.unparse(value.func).rpartition(".")[2]
-    return name.lstrip("_")[:1].isupper()
+    made = value.func if isinstance(value, ast.Call) else None
+    if isinstance(made, ast.Subscript):
+        made = made.value
+    name = made.attr if isinstance(made, ast.Attribute) else getattr(made, "id", "")
+    return bool(name.lstrip("_")[:1].isupper())
 
 
 def _is_own(value: ast.AST) -> bool:

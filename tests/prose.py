@@ -106,6 +106,7 @@ def own_words() -> frozenset[str]:
     return frozenset(KNOWN_WORDS.read_text(encoding="utf-8").lower().split())
 
 
+@cache
 def read(text: str) -> Prose:
     """The prose of a page in Markdown, without code."""
     sentences: list[str] = []

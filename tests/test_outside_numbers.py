@@ -7,6 +7,7 @@ import math
 import re
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from hypothesis import example, given
@@ -35,6 +36,7 @@ from extproc.reports.listings import ModelsError, decode_models
 from extproc.reports.orca import parse_orca
 from extproc.routing.modelroutes import ModelRoute, ModelRoutes
 from extproc.routing.policies import BUILT_IN
+from extproc.routing.rewrites import Rewrites
 from extproc.types import Hints, Outcome, Pick, Rejection
 from tests.builders import BASE, address, by_pages, endpoint, picker_of, request, routing
 from tests.wire.fake_call import begin
@@ -112,7 +114,8 @@ class Service:
         accounting.record_access_logs(1)
         self.recorder = Recorder(
             self.telemetry, self.decisions, self.attainment, accounting.knows_times,
-            self.observers, routes.claim_of, lambda: self.now, lambda: 1_700_000_000.0,
+            self.observers, routes.claim_of, Rewrites(rng=Random(1)), lambda: self.now,
+            lambda: 1_700_000_000.0,
         )  # fmt: skip
         self.router = router
         self.feed = LiveFeed(
@@ -120,6 +123,7 @@ class Service:
             decisions=self.decisions, telemetry=self.telemetry, attainment=self.attainment,
             knows_times=lambda: True, health=list, warnings=list, policy=lambda: policy,
             clock=lambda: self.now, slow=SlowPods(self.pool.group_of),
+            shadow=lambda: None,
             wall_clock=lambda: 1_700_000_000.0,
         )  # fmt: skip
         self.watcher, session = begin(self.decisions.methods(), "Watch")

@@ -17,6 +17,7 @@ from tests.pages import ROOT, blocks, guides, relative
 NOT_OURS = {
     "adapter": "a part of an LLMRoute, after the whole one",
     "api": "inference-perf's",
+    "command": "a picker in a load test, read by tests/lab/loadtest/test_programs.py",
     "containers": "a part of a pod",
     "fleet": "a part of a suite of the laboratory",
     "access_log": "Envoy's, run by tests/e2e/test_envoy_log.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,12 +16,15 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
+from extproc.config.configfile import parse_config
 from extproc.envoy.bootstrap import BodyDelivery, BootstrapOptions, Mode, render
 from extproc.lab.fakepod.podserver import PodConfig, start_pod
 from extproc.lab.loadtest.results import load
 from extproc.lab.workload.intervals import paired_ratio
+from extproc.observe.shadowprocess import check_policy
 from extproc.routing.policies import Founding
 from extproc.routing.policies.least_harm import LeastHarm
+from extproc.service.routing import make_tried, shadow_settings
 from extproc.types import Choice, EndpointView, RequestInfo, Snapshot
 from tests.e2e import test_body_modes as body_modes
 from tests.e2e.conftest import behind_envoy
@@ -48,9 +52,21 @@ def own_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, objec
     """The tutorial's rule where Python finds it, and the configuration that names it."""
     (tmp_path / "warm.py").write_text(rule_of_tutorial())
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (policy,) = (block for block in blocks(TUTORIAL, "yaml") if '"warm:Warm"' in block)
+    (policy,) = (block for block in blocks(TUTORIAL, "yaml") if '"warm:Warm", args' in block)
     found: dict[str, object] = yaml.safe_load(policy)
     return found
+
+
+def test_the_trial_of_the_tutorial_can_be_loaded(
+    own_rule: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (trial,) = (block for block in blocks(TUTORIAL, "yaml") if "trial:" in block)
+
+    tried = make_tried(parse_config(f"discovery: {{static: []}}\n{trial}"))
+
+    assert type(tried).__name__ == "Warm"
+    monkeypatch.delitem(sys.modules, "warm")
 
 
 def test_the_rule_has_ten_lines_beside_its_imports() -> None:
@@ -97,6 +113,18 @@ def test_the_test_of_the_rule_in_the_tutorial_passes(
     (tmp_path / "example.py").write_text(example)
 
     runpy.run_path(str(tmp_path / "example.py"))
+
+
+def test_the_rule_of_the_tutorial_can_be_in_shadow_as_it_says(
+    own_rule: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (shown,) = (block for block in blocks(TUTORIAL, "yaml") if "shadow:" in block)
+    settings = shadow_settings(parse_config(f"discovery: {{static: []}}\n{shown}"))
+
+    assert settings is not None
+    assert (settings.name, settings.beside) == ("warm:Warm", "least_harm")
+    check_policy(settings)
 
 
 def test_the_founding_rule_decides_as_the_tables_of_its_page_say() -> None:

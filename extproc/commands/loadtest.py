@@ -126,8 +126,8 @@ def compare_command(
         list[str],
         typer.Option(
             "--target",
-            help="policy:NAME[?ARG=N], envoy:round_robin, envoy:least_request or "
-            "url:http://HOST:PORT[=LABEL]; may be repeated.",
+            help="policy:NAME[?ARG=N], envoy:round_robin, envoy:least_request, "
+            "picker:FILE[=LABEL] or url:http://HOST:PORT[=LABEL]; may be repeated.",
         ),
     ],
     rates: RatesOption = None,
@@ -144,6 +144,9 @@ def compare_command(
         typer.Option(help="Property of the fleet, as KEY=VALUE; may be repeated."),
     ] = None,
     profile: Annotated[str, typer.Option(help="Engine profile of the fake pods.")] = "",
+    pods: Annotated[
+        str, typer.Option(metavar="FILE", help="Model server in place of the fake pods.")
+    ] = "",
     ttft_s: Annotated[
         float | None, typer.Option(help="Objective: seconds to the first token.")
     ] = None,
@@ -160,7 +163,7 @@ def compare_command(
 ) -> None:
     """Send the same requests to several targets, block by block in turn, and compare them."""
     with _refusing():
-        specs = parse_targets(targets)
+        specs = parse_targets(targets, pods)
         suite = read_suite(load if is_suite(load) else NAMED)
         slo = {"ttft_s": ttft_s, "tpot_s": tpot_s}
         suite = overridden(suite, read_values(fleet or ()), profile, slo)

@@ -19,7 +19,7 @@ from extproc.config.discovery import DiscoveryConfig
 from extproc.config.peers import PeersConfig
 from extproc.config.pods import PodsConfig
 from extproc.config.request import RequestConfig
-from extproc.config.routes import MAX_ROUTES, RouteConfig, check_routes
+from extproc.config.routes import MAX_ROUTES, CanariesConfig, RouteConfig, check_routes
 from extproc.config.sections import (
     AdminConfig,
     AdmissionConfig,
@@ -64,6 +64,7 @@ class Config(Section):
         max_length=MAX_ROUTES,
         description=f"{RouteConfig.__doc__} Live.",
     )
+    canaries: CanariesConfig = _section(CanariesConfig)
     queue: QueueConfig = _section(QueueConfig)
     outliers: OutliersConfig = _section(OutliersConfig)
     request: RequestConfig = _section(RequestConfig)

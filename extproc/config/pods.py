@@ -29,8 +29,7 @@ class PodSettings(Section):
         description="Adapters in a pod's CPU cache: the pods' --max-cpu-loras. None means as many "
         "as GPU slots, vLLM's default. Pods do not report it. If it is too large, requests go to "
         "pods that must read the adapter from disk. If it is too small, adapters are loaded on "
-        "more pods than necessary. The router [notices](knowledge.md#the-cpu-cache) clearly "
-        "wrong values. Live.",
+        "more pods than necessary ([what that costs](knowledge.md#the-cpu-cache)). Live.",
     )
     max_lora_rank: int | None = Field(
         None,

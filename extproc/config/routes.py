@@ -10,6 +10,7 @@ from pydantic import Field, StringConstraints, model_validator
 from extproc.adapters.declared import Names
 from extproc.config.adapters import AdapterConfig, DeclaredConfig
 from extproc.config.base import Section
+from extproc.routing.canaries import ERROR_RATE
 
 MAX_ROUTES = 1000
 MAX_PATTERNS = 100
@@ -175,6 +176,19 @@ class RouteConfig(Section):
         if not any(weights) and weights != [None] * len(weights):
             raise ValueError("targets: one must have a weight above 0")
         return self
+
+
+class CanariesConfig(Section):
+    """When a target of a route is taken back by itself."""
+
+    error_rate: float = Field(
+        ERROR_RATE,
+        ge=0,
+        le=0.5,
+        description="A target that does worse than another one of its route gets no requests "
+        "([how that is found](canary.md#taken-back-by-itself)). This is the chance that it ever "
+        "happens on a route whose targets are alike. 0: no target is taken back. Live.",
+    )
 
 
 def check_routes(routes: Sequence[RouteConfig], declared: Iterable[DeclaredConfig] = ()) -> None:

@@ -7,6 +7,8 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from extproc.config.base import HostPort, Section
+from extproc.config.shadow import ShadowConfig
+from extproc.config.trial import TrialConfig
 from extproc.routing.policies import BUILT_IN
 
 
@@ -99,6 +101,12 @@ class PolicyConfig(Section):
         default_factory=dict,
         description="Keyword arguments of the policy, e.g. `threshold` for `founding` (requests of "
         "one adapter on one pod). Live.",
+    )
+    trial: TrialConfig | None = Field(
+        None, description="Another policy, tried on a share of the requests. Live."
+    )
+    shadow: ShadowConfig | None = Field(
+        None, description="Another policy, asked about some decisions afterwards. Live."
     )
 
     @field_validator("fallback")

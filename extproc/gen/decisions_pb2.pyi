@@ -32,7 +32,7 @@ class WatchRequest(_message.Message):
     def __init__(self, models: _Optional[_Iterable[str]] = ..., endpoint: _Optional[str] = ..., only_rejections: _Optional[bool] = ..., replay_last: _Optional[int] = ..., after_sequence: _Optional[int] = ..., explain: _Optional[bool] = ..., outcomes: _Optional[bool] = ..., after_outcome: _Optional[int] = ..., request: _Optional[str] = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("sequence", "time", "decision_seconds", "pick", "rejection", "explanation", "last_outcome", "outcome")
+    __slots__ = ("sequence", "time", "decision_seconds", "pick", "rejection", "explanation", "last_outcome", "outcome", "shadow")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
     DECISION_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class Decision(_message.Message):
     EXPLANATION_FIELD_NUMBER: _ClassVar[int]
     LAST_OUTCOME_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     time: _timestamp_pb2.Timestamp
     decision_seconds: float
@@ -49,7 +50,30 @@ class Decision(_message.Message):
     explanation: str
     last_outcome: int
     outcome: Outcome
-    def __init__(self, sequence: _Optional[int] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., decision_seconds: _Optional[float] = ..., pick: _Optional[_Union[Pick, _Mapping]] = ..., rejection: _Optional[_Union[Rejection, _Mapping]] = ..., explanation: _Optional[str] = ..., last_outcome: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ...) -> None: ...
+    shadow: Shadow
+    def __init__(self, sequence: _Optional[int] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., decision_seconds: _Optional[float] = ..., pick: _Optional[_Union[Pick, _Mapping]] = ..., rejection: _Optional[_Union[Rejection, _Mapping]] = ..., explanation: _Optional[str] = ..., last_outcome: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., shadow: _Optional[_Union[Shadow, _Mapping]] = ...) -> None: ...
+
+class Shadow(_message.Message):
+    __slots__ = ("policy", "result", "endpoint", "endpoint_name", "error", "harm_seconds", "choose_seconds", "num_asked", "num_agreed")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_NAME_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    HARM_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CHOOSE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ASKED_FIELD_NUMBER: _ClassVar[int]
+    NUM_AGREED_FIELD_NUMBER: _ClassVar[int]
+    policy: str
+    result: str
+    endpoint: str
+    endpoint_name: str
+    error: str
+    harm_seconds: float
+    choose_seconds: float
+    num_asked: int
+    num_agreed: int
+    def __init__(self, policy: _Optional[str] = ..., result: _Optional[str] = ..., endpoint: _Optional[str] = ..., endpoint_name: _Optional[str] = ..., error: _Optional[str] = ..., harm_seconds: _Optional[float] = ..., choose_seconds: _Optional[float] = ..., num_asked: _Optional[int] = ..., num_agreed: _Optional[int] = ...) -> None: ...
 
 class Outcome(_message.Message):
     __slots__ = ("number", "pick_id", "request_id", "model", "outcome", "status", "ttft_seconds", "duration_seconds", "served_by", "served_by_name", "attempts", "body_bytes", "output_tokens")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from extproc.bounds import plain
 from extproc.gen import decisions_pb2
-from extproc.observe.explanation import describe_result, explain
+from extproc.observe.explanation import MAX_TEXT_CHARS, describe_result, explain
 from extproc.observe.outcomes import describe_outcome, tell_outcome
 from extproc.pods.completion import DecisionRecord
 
@@ -15,8 +16,9 @@ def describe(sequence: int, record: DecisionRecord) -> dict[str, Any]:
     """Return one decision as plain values, in the shape of `extproc.v1.Decision`.
 
     `{"sequence", "time" (RFC 3339), "decision_seconds", "explanation", "pick": {...} or
-    "rejection": {...}, "outcome": {...}}`, with the fields of protos/extproc/v1/decisions.proto by
-    their names there; absent ones are None, as the outcome is of what has not ended.
+    "rejection": {...}, "outcome": {...}, "shadow": {...}}`, with the fields of
+    protos/extproc/v1/decisions.proto by their names there; absent ones are None, as the outcome is
+    of what has not ended.
     """
     return {
         "sequence": sequence,
@@ -25,6 +27,7 @@ def describe(sequence: int, record: DecisionRecord) -> dict[str, Any]:
         "explanation": _explanation(record, ends=True),
         **describe_result(record),
         "outcome": _outcome(record),
+        "shadow": _shadow(record),
     }
 
 
@@ -45,6 +48,7 @@ def encode(
         last_outcome=last_outcome,
         decision_seconds=record.seconds,
         outcome=_outcome(record) if ends else None,
+        shadow=_shadow(record),
         **describe_result(record),
     )
     if explains:
@@ -55,7 +59,9 @@ def encode(
 
 def encode_end(record: DecisionRecord, *, explains: bool = False) -> bytes:
     """Return the news of how a pick ended as an encoded `extproc.v1.Decision`."""
-    message = decisions_pb2.Decision(outcome=_outcome(record), last_outcome=record.end_number)
+    message = decisions_pb2.Decision(
+        outcome=_outcome(record), last_outcome=record.end_number, shadow=_shadow(record)
+    )
     if explains:
         message.explanation = tell_outcome(record)
     if record.end is not None:
@@ -65,6 +71,23 @@ def encode_end(record: DecisionRecord, *, explains: bool = False) -> bytes:
 
 def _outcome(record: DecisionRecord) -> dict[str, Any] | None:
     return None if record.end is None else describe_outcome(record.end, record.end_number)
+
+
+def _shadow(record: DecisionRecord) -> dict[str, Any] | None:
+    found = record.shadowed
+    if found is None:
+        return None
+    return {
+        "policy": found.policy,
+        "result": found.result,
+        "endpoint": found.address,
+        "endpoint_name": plain(found.name, MAX_TEXT_CHARS),
+        "error": found.error,
+        "harm_seconds": found.harm_s,
+        "choose_seconds": found.seconds,
+        "num_asked": found.num_asked,
+        "num_agreed": found.num_agreed,
+    }
 
 
 def _explanation(record: DecisionRecord, *, ends: bool) -> str:

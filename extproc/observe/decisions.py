@@ -121,6 +121,10 @@ class DecisionsService:
         newest_first = islice(reversed(self._kept), max(0, min(limit, self.num_kept)))
         return list(zip(count(self.num_published, -1), newest_first, strict=False))
 
+    def newest(self, most: int) -> list[DecisionRecord]:
+        """Return the last decisions, oldest first: up to `most` of those that are there."""
+        return list(islice(reversed(self._kept), most))[::-1]
+
     def find(self, request: str) -> list[tuple[int, DecisionRecord]]:
         """Return what is remembered of a request, newest first, by its id or that of its pick."""
         return [each for each in self.last(MAX_SOUGHT) if is_about(each[1], request)]

@@ -13,7 +13,6 @@ from extproc.observe.decisions import DecisionsService
 from extproc.observe.observers import Observers
 from extproc.observe.telemetry import Telemetry
 from extproc.pods.accounting import Accounting
-from extproc.pods.cpucaches import CacheWatch
 from extproc.queue import HoldQueue
 from extproc.reports.pace import ScrapePace
 from extproc.routing.modelroutes import ModelRoutes
@@ -36,7 +35,6 @@ def add_gauges(
     attainment: Attainment,
     num_policy_failures: Mapping[str, int],
     accounting: Accounting,
-    cache_watch: CacheWatch,
     losses: Losses,
     slow: SlowPods,
     pace: ScrapePace,
@@ -145,14 +143,6 @@ def add_gauges(
         "scrape.budget; 1 where that is enough.",
         lambda: pace.stretch,
     )
-    telemetry.add_gauges(
-        "cpu_cache_adapters",
-        "Adapters that the router assumes in a pod's CPU cache, for each of "
-        "pods.groups, and without a group for the other pods. configured: "
-        "max_cpu_loras, or the number of slots. learned: as observed, once known.",
-        ("group", "source"),
-        cache_watch.sizes,
-    )
     _add_tpot(telemetry, accounting.tpots)
     telemetry.add_gauges(
         "completions_source",
@@ -164,8 +154,8 @@ def add_gauges(
     )
     telemetry.add_counters(
         "observer_errors",
-        "Failures of observers: telemetry, decisions, attainment, tracing, relay or "
-        "telling. Requests continue. At most one log line in 10 s.",
+        "Failures of observers: telemetry, decisions, attainment, tracing, relay, "
+        "telling or canaries. Requests continue. At most one log line in 10 s.",
         "observer",
         lambda: observers.num_errors,
     )

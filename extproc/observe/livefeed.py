@@ -55,6 +55,7 @@ class LiveFeed:
         warnings: Problems elsewhere, for people.
         policy: The name of the policy in force.
         slow: Which pods are slower than their peers.
+        shadow: Answers of the policy in shadow, as `Shadow.describe` has them.
         clock: Monotonic seconds.
         wall_clock: Wall seconds.
     """
@@ -71,6 +72,7 @@ class LiveFeed:
     warnings: Callable[[], Sequence[str]]
     policy: Callable[[], str]
     slow: SlowPods
+    shadow: Callable[[], Mapping[str, Any] | None]
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
     _samples: deque[tuple[float, Totals, int]] = field(default_factory=deque)
@@ -86,9 +88,9 @@ class LiveFeed:
         "first": [[model, requests, median, largest of first tokens' seconds], ...], "queue": {...},
         "pods": [...], "num_pods",
         "adapters": [[name, cells, [[pod's place, requests], ...]], ...], "num_adapters",
-        "decisions": [...], "num_decisions_left_out"}`. A cell is one character per
-        pod of `pods`: `.` not registered there, `?` unknown, `r` registered, `c` in the CPU cache,
-        `g` in a GPU slot.
+        "decisions": [...], "num_decisions_left_out", "shadow": {...} or null}`. A cell is one
+        character per pod of `pods`: `.` not registered there, `?` unknown, `r` registered, `c` in
+        the CPU cache, `g` in a GPU slot.
         """
         now = self.clock()
         snapshot = self.snapshot()
@@ -126,6 +128,7 @@ class LiveFeed:
                 "num_adapters": num_adapters,
                 "decisions": decisions,
                 "num_decisions_left_out": num_left_out,
+                "shadow": self.shadow(),
             }
         )
 

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 _Args = TypeVarTuple("_Args")
 _T = TypeVar("_T")
 
-NAMES = ("telemetry", "decisions", "attainment", "tracing", "relay", "telling")
+NAMES = ("telemetry", "decisions", "attainment", "tracing", "relay", "telling", "canaries")
 """The observers, as values of a metric's label."""
 
 

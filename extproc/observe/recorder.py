@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from extproc.bounds import MAX_PATH_CHARS, MAX_REQUEST_ID_CHARS
+from extproc.observe.arms import ArmRecorder
 from extproc.observe.attainment import OTHER, Attainment, is_in_time
 from extproc.observe.decisions import DecisionsService
 from extproc.observe.observers import Observers
@@ -17,6 +18,7 @@ from extproc.observe.telemetry import Telemetry
 from extproc.paths import normalize_path, path_label
 from extproc.pods.completion import Completion, DecisionRecord, Ended
 from extproc.queue import Ticket
+from extproc.routing.rewrites import Rewrites
 from extproc.tenancy import Claim
 from extproc.types import Outcome, Pick, Rejection
 
@@ -31,8 +33,10 @@ class Recorder:
     Attributes:
         knows_times: Whether completions carry response times; if not, attainment is not recorded.
         claim_of: Returns the claim of a model's requests by their route.
+        rewrites: Judges the canaries among the targets.
         clock: Monotonic seconds.
         wall_clock: Wall seconds.
+        arms: Records for a policy on trial.
     """
 
     telemetry: Telemetry
@@ -41,8 +45,10 @@ class Recorder:
     knows_times: Callable[[], bool]
     observers: Observers
     claim_of: Callable[[str], Claim]
+    rewrites: Rewrites
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
+    arms: ArmRecorder = field(default_factory=ArmRecorder)
 
     def asked(self, now: float) -> None:
         """Nothing is recorded before there is a result."""
@@ -79,14 +85,18 @@ class Recorder:
 
     def ended(self, pick: Pick, outcome: Outcome) -> None:
         """Record the end of a pick that its own stream reported."""
-        self.observers.call("telemetry", self.telemetry.completed, outcome)
-        self.observers.call(
-            "decisions", self.decisions.ended, Ended(pick, outcome), self.wall_clock()
-        )
+        call, ended = self.observers.call, Ended(pick, outcome)
+        call("telemetry", self.telemetry.completed, outcome)
+        call("decisions", self.decisions.ended, ended, self.wall_clock())
+        if pick.request._drawn:
+            call("canaries", self.rewrites.ended, ended, None)
+        if self.arms.trial is not None:
+            call("arms", self.arms.ended, ended, None)
 
     def completed(self, ended: Ended, completion: Completion, *, now: float) -> None:
         """Record the end of a pick that an entry of the access log reported."""
         call, telemetry, request = self.observers.call, self.telemetry, ended.pick.request
+        is_attained = None
         if self.knows_times():
             path, claim = path_label(request.path or OTHER), request.claim
             call("attainment", self.attainment.completed, path, completion, now)
@@ -97,6 +107,11 @@ class Recorder:
         else:
             call("telemetry", telemetry.completed, completion.outcome, completion.lag_s)
         call("decisions", self.decisions.ended, ended, self.wall_clock())
+        if request._drawn:
+            call("canaries", self.rewrites.ended, ended, is_attained)
+        if self.arms.trial is not None:
+            ttft_s = self.attainment.ttft_s if self.knows_times() else None
+            call("arms", self.arms.ended, ended, ttft_s)
 
     def unmatched(self) -> None:
         """Record an access log entry for a pick of ours that had already ended."""

@@ -23,6 +23,7 @@ from extproc.gen.client.extproc.v1 import (
     Outcome,
     Pick,
     Rejection,
+    Shadow,
     WatchRequest,
 )
 from extproc.phrases import duration, held
@@ -117,6 +118,8 @@ def render(decision: Decision) -> Text:
         line.append("  <-  ")
     if decision.outcome is not None:
         _render_outcome(line, decision.outcome)
+    if decision.shadow is not None:
+        _render_shadow(line, decision.shadow)
     if decision.decision_seconds:
         line.append(f"  {decision.decision_seconds * 1e6:.0f} us", style="dim")
     line.plain = _printable(line.plain)
@@ -180,6 +183,14 @@ def _render_outcome(line: Text, outcome: Outcome) -> None:
     if outcome.attempts > 1:
         line.append(f"  {outcome.attempts} attempts", style="yellow")
     line.append(f"  {outcome.request_id or outcome.pick_id}", style="dim")
+
+
+def _render_shadow(line: Text, shadow: Shadow) -> None:
+    said = shadow.endpoint_name or shadow.endpoint or shadow.error or "wait"
+    line.append(f"  shadow {shadow.policy}: {said}")
+    if shadow.harm_seconds:
+        line.append(f", {shadow.harm_seconds * 1000:+.3g} ms of harm")
+    line.append(f", {shadow.num_agreed} of {shadow.num_asked} agree", style="dim")
 
 
 def _name(pick: Pick, address: str) -> str:

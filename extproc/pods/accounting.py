@@ -220,8 +220,6 @@ class Accounting:
         """Learn from the time that an endpoint took from a pick to its first token."""
         pool, pod, sent_at_s = self._pool, flight.pod, flight.started_at_s
         pod.ours.had_first_token(flight, sent_at_s + ttft_s)
-        if flight.place is not None:
-            pool.caches.of(pod).record_first_token(flight.place, ttft_s)
         if flight.probe is not None:
             pool.speeds.record_first_token(pod, flight.probe, sent_at_s, ttft_s)
 

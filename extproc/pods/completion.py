@@ -4,13 +4,39 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from extproc.learned.cachesize import MIN_STREAM_S
 from extproc.learned.evidence import Evidence
 from extproc.paths import FIRST_TOKEN_PATHS
 from extproc.types import Outcome, Pick, Rejection
 
 _OK, _NOT_FOUND, _TIMED_OUT = 200, 404, 504
+MIN_STREAM_S = 0.005
+"""From the first byte of a response's body to its last. One that came at once was not streamed, and
+its first byte says when it was complete."""
 _CANCELLED = Outcome.CANCELLED  # to look up a member takes 0.1 us
+
+
+class Shadowed(Struct, frozen=True, gc=False):
+    """The answer of a policy in shadow about a pick.
+
+    Attributes:
+        result: `agreed`, `differed`, `waited` or `failed`.
+        address: The endpoint that it chose; "" for none. `name` is that pod's.
+        harm_s: That endpoint's price minus that of the chosen one, by the policy in force; None
+            where there are no prices.
+        seconds: The time of its choice.
+        num_asked: Its answers for the model so far, without those that failed.
+        num_agreed: Those of them that agreed.
+    """
+
+    policy: str
+    result: str
+    address: str = ""
+    name: str = ""
+    error: str = ""
+    harm_s: float | None = None
+    seconds: float = 0.0
+    num_asked: int = 0
+    num_agreed: int = 0
 
 
 class DecisionRecord(Struct, gc=False):
@@ -24,10 +50,15 @@ class DecisionRecord(Struct, gc=False):
     end: Ended | None = None  # None while it has not ended, and for a rejection
     end_wall_s: float = 0.0  # when the router heard of it
     end_number: int = 0  # of ends since the start of the process, from 1
+    shadowed: Shadowed | None = None  # None while no policy in shadow has answered
 
     def finish(self, end: Ended, wall_s: float, number: int) -> None:
         """Record how the pick ended."""
         self.end, self.end_wall_s, self.end_number = end, wall_s, number
+
+    def compare(self, found: Shadowed | None) -> None:
+        """Record the answer of a policy in shadow; None where it was not asked."""
+        self.shadowed = found
 
 
 class Completion(Struct, frozen=True, gc=False):

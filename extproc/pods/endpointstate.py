@@ -163,13 +163,11 @@ class InFlight(Flight, frozen=True, kw_only=True):
 
     Attributes:
         trial: Of outlier detection: the result of `Outliers.begin`.
-        place: Of its adapter there, where its first token tells (`cachesize`).
         group: Of the endpoint when it was picked.
         probe: Of the endpoint's costs, where its first token tells (`speeds`).
     """
 
     pod: EndpointState
     trial: int = 0
-    place: int | None = None
     group: str = ""
     probe: Probe | None = None

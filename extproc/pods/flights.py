@@ -18,7 +18,7 @@ from extproc.pods.endpointstate import EndpointState, InFlight
 from extproc.pods.listeners import PickObserver, WaitingLine
 from extproc.pods.peerpicks import PeerPicks
 from extproc.pods.podrequests import Flight
-from extproc.pods.speeds import to_be_learned
+from extproc.pods.speeds import probe_of
 from extproc.pods.tenants import Tenants
 from extproc.types import Pick
 
@@ -110,10 +110,10 @@ class Flights:
             raise KeyError(address)
         adapter, cached = pod.listed.adapter_of(request), request.cached_bytes
         num_bytes = request.rest_bytes(address)
-        place, probe = to_be_learned(pod, request, num_bytes, adapter, now=now)
+        probe = probe_of(pod, request, num_bytes, adapter, now=now)
         if cached:
             pick = with_cached(pick, cached)
-        flight = self._count(pick, now, pod, adapter, num_bytes, now, place, probe)
+        flight = self._count(pick, now, pod, adapter, num_bytes, now, probe)
         if self._observer is not None:
             self._observer.started(flight, is_new=True)
         self.tenants.count(request.claim, request.num_sequences, now=now)
@@ -276,7 +276,6 @@ class Flights:
         adapter: str | None,
         num_bytes: int,
         now: float,
-        place: int | None = None,
         probe: Probe | None = None,
     ) -> InFlight:
         """Count a pick with so many bytes to compute, as a trial if its endpoint is on one; beside
@@ -295,7 +294,6 @@ class Flights:
             num_beside,
             pod=pod,
             trial=trial,
-            place=place,
             group=pod.group,
             probe=probe,
         )

@@ -23,7 +23,6 @@ from extproc.learned.concurrency import START_S
 from extproc.learned.ejections import OutlierSettings
 from extproc.learned.outliers import Outliers
 from extproc.learned.prefixes import PrefixIndex
-from extproc.pods.cpucaches import CpuCaches
 from extproc.pods.disbelief import Disbelief
 from extproc.pods.endpointstate import EndpointState, InFlight
 from extproc.pods.flights import Flights
@@ -54,7 +53,6 @@ class Pool:
         observer: Gets our picks, if there is one.
 
     Attributes:
-        caches: The sizes of their CPU caches.
         speeds: Learns their costs.
         beginnings: Prefixes of prompts in their KV caches.
         find: Returns the endpoint with an address, None where it is not in the pool.
@@ -79,7 +77,6 @@ class Pool:
         self._counts_first = counts_first
         self.queue = queue
         self._settings = settings or PoolSettings()
-        self.caches = CpuCaches(self._settings)
         self.speeds = Speeds()
         self.prefix_index = PrefixIndex()
         self._pods: dict[str, EndpointState] = {}
@@ -111,7 +108,6 @@ class Pool:
         self.outliers.configure(outliers or OutlierSettings())
         for pod in self._pods.values():
             pod.describe(pod.endpoint, settings)
-        self.caches.configure(settings, self._pods.values())
         self.speeds.set_endpoints(self._pods.values())
 
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
@@ -131,7 +127,6 @@ class Pool:
         self._pods.update(pods)
         self.num_listings += 1
         self._views.set_endpoints(pods.values())
-        self.caches.set_endpoints(pods.values())
         self.speeds.set_endpoints(pods.values())
         self.outliers.set_endpoints(pods)
         for each in gone:
@@ -184,8 +179,6 @@ class Pool:
         report = pod.reports.trust.of(report, num_known, adapters, now=taken_at_s)
         asked_at_s = taken_at_s if asked_at_s is None else asked_at_s
         self._answered(pod, asked_at_s, now=taken_at_s, restarted=restarted)
-        if report.cpu_adapters is not None:
-            self.caches.of(pod).record_reports(None if restarted else pod.reports.report, report)
         pod.record_report(
             report,
             asked_at_s=asked_at_s,

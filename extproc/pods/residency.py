@@ -57,9 +57,6 @@ MAX_REMEMBERED = 1024
 statements about slots and names are no reason to keep more: they may be anything.
 """
 
-NUM_EVICTED = 64
-"""Adapters kept per endpoint beyond its CPU cache, whose places show whether it is larger."""
-
 
 class Residency:
     """One endpoint's resident adapters, inferred from reports, listings and our own requests.
@@ -86,7 +83,6 @@ class Residency:
         later."""
         self._touched: dict[str, _Touch] = {}
         self._is_sorted, self._latest = True, (-inf, -inf)  # by their touches
-        self._evicted: dict[str, _Touch] = {}  # beyond the CPU cache, the latest touched first
         self._ghosts: list[_Touch] = []  # unloaded, then loaded again under the same name
         self._ended = set(self.in_flight)  # adapters whose requests all ended with a process
         self._seen_running: set[str] = set()  # ours that the last report shows in a slot
@@ -235,29 +231,11 @@ class Residency:
         """Adapters in the CPU cache, those in GPU slots included, most recently used first."""
         return self.arranged[1]
 
-    def place(self, adapter: str) -> int:
-        """Return how many adapters were used after an idle `adapter`. O(adapters kept).
-
-        For one that is not kept, return as many as are.
-        """
-        order = self._order()
-        if adapter in order:
-            return order.index(adapter)
-        evicted = list(self._evicted)
-        beyond = evicted.index(adapter) if adapter in self._evicted else len(evicted)
-        return len(order) + beyond
-
     def configure(self, *, max_loras: int | None, max_cpu_loras: int | None) -> None:
         """Apply other sizes."""
         self._max_loras, report = max_loras, self._report
         self.num_slots = (report.max_loras if report else None) or max_loras
-        self.resize(max_cpu_loras)
-
-    def resize(self, max_cpu_loras: int | None) -> None:
-        """Apply another size of the CPU cache."""
         self._max_cpu_loras = max_cpu_loras
-        self._touched = {**self._evicted, **self._touched}
-        self._evicted, self._is_sorted = {}, False
         self._trim()
         self._ordered = None
 
@@ -276,13 +254,11 @@ class Residency:
     def _touch(self, adapter: str, touch: _Touch) -> None:
         touched = self._touched
         before = touched.get(adapter)
-        if before is None:
-            self._evicted.pop(adapter, None)
-        elif touch >= before:
+        if before is not None:
+            if touch < before:
+                return
             # Of equal touches the one recorded last counts as the later one.
             del touched[adapter]
-        else:
-            return
         touched[adapter] = touch
         if touch >= self._latest:
             self._latest = touch
@@ -323,7 +299,7 @@ class Residency:
         return touches
 
     def _trim(self) -> None:
-        """Set evicted adapters aside. Only a touch brings one back, so nothing is lost."""
+        """Forget evicted adapters: only a touch brings one back."""
         most = self._num_remembered
         limit = min(self._num_cached or most, most)
         if len(self._logged_s) > most:
@@ -336,9 +312,6 @@ class Residency:
 
     def _evict(self, limit: int) -> None:
         oldest = sorted([*self._touched.values(), *self._ghosts], reverse=True)[limit - 1]
-        gone = {a: touch for a, touch in self._touched.items() if touch < oldest}
-        latest = nlargest(NUM_EVICTED, (gone | self._evicted).items(), key=_LAST_TOUCH)
-        self._evicted = dict(latest)
         self._touched = {a: touch for a, touch in self._touched.items() if touch >= oldest}
         self._ghosts = [touch for touch in self._ghosts if touch >= oldest]
         self._ordered = None

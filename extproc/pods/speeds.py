@@ -32,11 +32,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from math import inf
 
 from extproc.costs import Costs, Load, Probe
-from extproc.learned.cachesize import MAX_BODY_BYTES
 from extproc.learned.slopes import Level, Point, Slope, beyond, drawn, fit, level, most, rate
 from extproc.pods.endpointstate import EndpointState
 from extproc.types import RequestInfo
@@ -66,15 +65,17 @@ _SPREAD = 1.0
 """By how much groups differ from their configuration: the standard deviation, as a part of it."""
 
 
-def to_be_learned(
+def probe_of(
     pod: EndpointState, request: RequestInfo, num_bytes: int, adapter: str | None, *, now: float
-) -> tuple[int | None, Probe | None]:
-    """Return what the first token of a request will tell of, before it is counted there: the place
-    of its adapter (`cachesize`), and the costs (`Speeds`); None for nothing.
+) -> Probe | None:
+    """Return of which costs the first token of a request will tell, before it is counted there;
+    None for none.
 
     `num_bytes` are those of the request that it has to compute.
     """
-    prompts, load, place = pod.load.prompts, _NO_LOAD, None
+    if request._context_bytes is not None:  # it is no text
+        return None
+    prompts, load = pod.load.prompts, _NO_LOAD
     if adapter is not None:
         residency, foreign = pod.load.residency, pod.load.foreign.adapters
         active = residency.in_flight
@@ -83,19 +84,13 @@ def to_be_learned(
         num_free = (residency.num_slots or 0) - len(active)  # below 0 where nobody knows how many
         if adapter not in active:
             if num_free <= 0:
-                return None, None
-            report = pod.reports.report
-            is_stated = report is None or report.cpu_adapters is not None
-            if not is_stated and request.body_bytes <= MAX_BODY_BYTES:
-                place = residency.place(adapter)
+                return None
             gpu_adapters, cpu_adapters, _ = pod.load.seen
             if adapter not in gpu_adapters:
                 load = Load.CACHED if adapter in cpu_adapters else Load.COLD
         elif num_free < 0:
-            return None, None
-    if request._context_bytes is not None:  # it is no text
-        return place, None
-    return place, Probe(num_bytes, load, prompts.sent_bytes, prompts.done_s > now)
+            return None
+    return Probe(num_bytes, load, prompts.sent_bytes, prompts.done_s > now)
 
 
 class _Tokens:
@@ -254,6 +249,19 @@ class _Group:
             load_s = min(max(load_s, MIN_LOAD_S), MAX_LOAD_S)
         return load_s, load_s if is_known else None
 
+    @property
+    def doubt(self) -> tuple[int, float] | None:
+        """The presumed size of a CPU cache, and the time of a load from it, if that is as long as
+        from disk: the cache may be smaller."""
+        flags = next((pod.flags for pod in self.endpoints), None)
+        if flags is None or flags.max_cpu_loras is None:
+            return None
+        cold_s, _ = self.load_s(Load.COLD, flags.costs.cold_load_s)
+        _, cached_s = self.load_s(Load.CACHED, flags.costs.cached_load_s)
+        if cached_s is None or cached_s <= cold_s / 2:
+            return None
+        return flags.max_cpu_loras, cached_s
+
     def apply(self, pod: EndpointState) -> None:
         """Let an endpoint have the costs that have been learned of it."""
         given = pod.flags.costs
@@ -280,6 +288,7 @@ class Speeds:
 
     def __init__(self) -> None:
         self._groups: dict[str, _Group] = {}
+        self._warned_of: set[tuple[str, int]] = set()
 
     def set_endpoints(self, endpoints: Iterable[EndpointState]) -> None:
         """Replace the endpoints, or take note of other groups and configured costs.
@@ -319,3 +328,19 @@ class Speeds:
             after_s = max(0, num_after) * pod.load.prompts.costs.prompt_s_per_byte
             unseen_s = UNSEEN_RATIO * base_s + after_s
             group.record_load(probe.load, rest_s - base_s - after_s, unseen_s)
+
+    def take_news(self) -> Iterator[str]:
+        """Yield a line for each group whose CPU caches seem smaller than configured, once a size.
+
+        Larger ones are not seen: a load from them is too short to be told from a step.
+        """
+        for name, group in self._groups.items():
+            if (doubt := group.doubt) is not None and (name, doubt[0]) not in self._warned_of:
+                places, load_s = doubt
+                self._warned_of.add((name, places))
+                field = f"pods.{f'groups.{name}.' if name else ''}max_cpu_loras"
+                yield (
+                    f"adapters that should be in the pods' CPU caches take {load_s * 1e3:.0f} ms "
+                    f"to load, as from disk. Is {field} ({places}) more than the pods' "
+                    "--max-cpu-loras?"
+                )

@@ -104,6 +104,7 @@ class Incoming(Struct, eq=False):
     _fixed: Rejection | None = rejections.RENAMED
     _named: str = ""
     _written: str = ""
+    _drawn: int = 0
     made_reader: BodyReader | None = None
     _members: Members | None = None
     _prompt: tuple[Raw, ...] = ()
@@ -281,7 +282,7 @@ class Incoming(Struct, eq=False):
             RequestError: 500 if the body is not ours to change; 400 without any model.
         """
         spelling = rewrites.spelling
-        target = rewrites.target(spelling.listed(model), self._hints._model_rewrite)
+        target, self._drawn = rewrites.draw(spelling.listed(model), self._hints._model_rewrite)
         is_same = spelling.full(target) == model
         is_ours = self._is_changeable
         if is_same and not (is_ours and rewrites.is_declared(target)):
@@ -346,6 +347,7 @@ class Incoming(Struct, eq=False):
             _written=self._written,
             _fixed=self._fixed,
             _envoy=self._envoy,
+            _drawn=self._drawn,
         )
 
     def forget(self, headers: Mapping[str, str]) -> None:

@@ -350,6 +350,7 @@ class Stream(Struct, eq=False):
             mark = "" if parts.decided is None else parts.decided.of(result)
             return self._routed_on(self._incoming.release(result, parts.rewrites.spelling, mark))
         if type(result) is Rejection:
+            parts.rewrites.refused(self._request._drawn)
             raise RequestError(result)
         assert type(result) is Ticket
         self._ticket = result

@@ -188,10 +188,15 @@ def _made(declaration: Declaration) -> _Made:
     return _Made(declaration, None, _alias(declaration), _route(declaration))
 
 
+def alias_rule(name: str) -> str:
+    """Return the name of the rule of an alias in a store, which no configured one can have."""
+    return f"store/{name}"
+
+
 def _alias(declaration: Declaration) -> RuleSet:
     name = declaration.name
     targets = tuple((each.model, each.weight) for each in declaration.terms.targets)
-    return RuleSet(declaration.origin, (Rule(name, (name,), targets),))
+    return RuleSet(declaration.origin, (Rule(alias_rule(name), (name,), targets),))
 
 
 def _route(declaration: Declaration) -> ModelRoute | None:

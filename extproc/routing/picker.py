@@ -59,6 +59,7 @@ class Picker:
     Args:
         fallback: The name and the policy that is asked where that one fails; None for none.
         on_policy_error: Told of each failure; None lets it out of `pick`.
+        sessions: Where another picker remembers the endpoints of sessions; None for of its own.
 
     Attributes:
         uses_cached_bytes: The policy weighs `RequestInfo.cached_bytes`. A session is then no reason
@@ -77,11 +78,12 @@ class Picker:
         admission: AdmissionSettings | None = None,
         fallback: tuple[str, Policy] | None = None,
         on_policy_error: OnPolicyError | None = None,
+        sessions: OrderedDict[str, str] | None = None,
     ) -> None:
         self._rng = rng
         self._next_id = next_id
         self._on_policy_error = on_policy_error
-        self._sessions: OrderedDict[str, str] = OrderedDict()
+        self._sessions = OrderedDict[str, str]() if sessions is None else sessions
         self.configure(policy, policy_name, settings, admission, fallback)
 
     def configure(
@@ -101,6 +103,22 @@ class Picker:
         self._policies = [(name, each, row_chooser(each)) for name, each in named]
         self._num_more = self._settings.num_fallbacks or self._settings.num_alternates
         self._has_ranks = self._admission.ranks != Ranks()
+
+    def beside(self, policy: Policy, policy_name: str) -> Picker:
+        """Return the picker of a policy on trial: with the same settings and sessions, and without
+        what keeps errors in."""
+        return Picker(
+            policy,
+            policy_name,
+            rng=self._rng,
+            next_id=self._next_id,
+            settings=self._settings,
+            admission=self._admission,
+            sessions=self._sessions,
+        )
+
+    def unserved(self, request: RequestInfo, rejection: Rejection | None) -> None:
+        """Nothing is on trial (`TrialPicker`)."""
 
     def kind_of(self, request: RequestInfo) -> Hashable:
         """Return what a held request has in common with those that the policy answers alike; None

@@ -74,6 +74,12 @@ class Loss(Struct, frozen=True):
     why: str
 
 
+def with_parts(lost: Mapping[str, Loss], whys: Mapping[str, str]) -> dict[str, Loss]:
+    """Return what is lost, and other parts that do not count, by origin."""
+    before = {name: f"{lost[name].why}; " if name in lost else "" for name in whys}
+    return {**lost, **{name: Loss(False, before[name] + why) for name, why in whys.items()}}
+
+
 class Merged(Struct, frozen=True):
     """The declarations that count.
 

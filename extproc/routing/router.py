@@ -21,6 +21,7 @@ from extproc.routing.catalog import Catalog
 from extproc.routing.modelroutes import ModelRoutes
 from extproc.routing.models import Models
 from extproc.routing.picker import FULL_WAIT_S, Picker, give_up_s
+from extproc.routing.trial import TrialPicker
 from extproc.types import (
     ModelCard,
     Pick,
@@ -51,7 +52,7 @@ class Router:
     """
 
     pool: Pool
-    picker: Picker
+    picker: Picker | TrialPicker
     queue: HoldQueue
     catalog: Catalog
     max_hold_s: float = 60.0
@@ -60,6 +61,10 @@ class Router:
 
     def __post_init__(self) -> None:
         self.models = Models(self.pool, self.catalog, self.routes)
+
+    def follow(self, picker: Picker | TrialPicker) -> None:
+        """Ask another picker from the next request on."""
+        self.picker = picker
 
     @property
     def uses_cached_bytes(self) -> bool:
@@ -102,6 +107,7 @@ class Router:
 
     def _truly(self, result: Rejection, request: RequestInfo, now: float) -> Rejection:
         """Return a rejection for want of room or time; where nobody is there, that says so."""
+        self.picker.unserved(request, result)
         if result.reason not in _FOR_WANT_OF_ROOM or self._is_anybody(request, now):
             return result
         return no_endpoints(request._client_model, result.why)
@@ -173,6 +179,8 @@ class Router:
         self.queue.remove(ticket, now=now)
         if isinstance(ticket.result, Pick):
             self.pool.flights.finish(ticket.result.id, now=now, has_run=False)
+        elif ticket.result is None:
+            self.picker.unserved(ticket.request, None)
 
     def offer(self, *, now: float) -> None:
         """Offer the room there is to those that are held, if it is time."""

@@ -16,9 +16,9 @@ from extproc.adapters.scope import TokenFacts
 from extproc.config import Config, configured
 from extproc.discovery.kubernetes.objectstatus import AdapterReport, report_of
 from extproc.peers.adapterpeers import AdapterPeers, AdapterUpdate
-from extproc.routing.merging import Declaring
+from extproc.routing.merging import Declaring, alias_rule
 from extproc.routing.offered import OfferedAdapters
-from extproc.routing.precedence import Loss, Merged, Offer
+from extproc.routing.precedence import Loss, Merged, Offer, with_parts
 from extproc.service.clocks import Clocks
 from extproc.service.routing import Routing
 from extproc.service.stores import make_medium
@@ -166,7 +166,7 @@ class AdapterService:
         yield
         yield from self.loading.declare(merged.offers)
         self._news = None  # an object that is new may have lost nothing
-        self._tell()
+        self.tell()
 
     def _on_stored(
         self, declarations: Sequence[Declaration], deleted: Sequence[Declaration]
@@ -176,10 +176,10 @@ class AdapterService:
         yield from self.declaring.store(declarations)
 
     async def _on_ticked(self, forgotten: Sequence[str]) -> None:
-        self._tell()
+        self.tell()
         await self._store_runner.forget(forgotten)
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
         """Have what has changed taken, of who lost what, and of how adapters are."""
         if self._on_news is None:
             return
@@ -187,10 +187,14 @@ class AdapterService:
         if self.loading.loads:
             found = self.loading.planner.statuses()
             states = {status.name: report_of(status) for status in found}
-        if (self._lost, states) != self._news:
-            self._news, self._is_taken = (self._lost, states), False
+        lost = with_parts(self._lost, self._routing.rewrites.losses())
+        if (lost, states) != self._news:
+            self._news, self._is_taken = (lost, states), False
             self._on_news()
 
     def _status(self, name: str) -> Mapping[str, Any]:
         status = self.loading.planner.status(name)
-        return {} if status is None else dict(to_builtins(status))
+        if status is not None:
+            return dict(to_builtins(status))
+        why = self._routing.rewrites.losses().get(alias_rule(name))
+        return {} if why is None else {"taken_back": why}

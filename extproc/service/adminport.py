@@ -55,6 +55,7 @@ def make_feed(parts: Parts, why_not_ready: Lines, warnings: Lines) -> LiveFeed:
         warnings=warnings,
         policy=lambda: routing.policy_name,
         slow=parts.pods.slow,
+        shadow=parts.shadow.describe,
         clock=recorder.clock,
         wall_clock=recorder.wall_clock,
     )

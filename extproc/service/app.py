@@ -154,6 +154,7 @@ class App:
         yield self._parts.discovery.run()
         yield self._parts.adapters.run()
         yield self._live_config.run()
+        yield self._parts.shadow.run()
 
     async def _upkeep(self) -> None:
         parts = self._parts

@@ -27,6 +27,7 @@ from extproc.observe.decisions import DecisionsService
 from extproc.observe.gauges import add_gauges, add_traffic_gauges
 from extproc.observe.observers import Observers
 from extproc.observe.recorder import Recorder
+from extproc.observe.shadow import Shadow
 from extproc.observe.telemetry import Telemetry
 from extproc.observe.tracing import Tracing
 from extproc.peers.adapterpeers import AdapterUpdate
@@ -35,7 +36,6 @@ from extproc.peers.peering import ObservedRelay, Peering
 from extproc.peers.relay import Relay
 from extproc.peers.telling import Hearing, Telling
 from extproc.pods.accounting import Accounting
-from extproc.pods.cpucaches import CacheWatch
 from extproc.pods.scraping import Pods
 from extproc.reports.engines import PROFILES
 from extproc.reports.readiness import Readiness
@@ -44,7 +44,7 @@ from extproc.service.adapterservice import AdapterService
 from extproc.service.clocks import Clocks
 from extproc.service.endpointsource import make_source
 from extproc.service.peeraccess import peer_settings
-from extproc.service.routing import Routing
+from extproc.service.routing import Routing, shadow_settings
 from extproc.service.services import Services
 from extproc.wire.budget import Budget
 from extproc.wire.httpserver import HttpLimit
@@ -104,7 +104,6 @@ class Parts:
             clocks=clocks,
             telling=None if alone else telling,
         )
-        self.cache_watch = CacheWatch(routing.pool.caches)
         settings = configured.accounting_settings(config)
         self.accounting = Accounting(routing.pool, router_id, settings, relay)
         self.recorder = recorder = Recorder(
@@ -116,8 +115,18 @@ class Parts:
             knows_times=self.accounting.knows_times,
             observers=observers,
             claim_of=routing.routes.claim_of,
+            rewrites=routing.rewrites,
             clock=clocks.clock,
             wall_clock=clocks.wall_clock,
+            arms=routing.arms,
+        )
+        self.shadow = Shadow(
+            shadow_settings(config),
+            recorder.decisions,
+            max_models=config.admin.max_adapter_labels,
+            clock=clocks.clock,
+            cpu_clock=clocks.cpu_clock,
+            rng=clocks.rng,
         )
         self.readiness = Readiness(READINESS_LIMIT_S)
         scrapes, polls = configured.pod_loops(config)
@@ -230,11 +239,14 @@ class Parts:
         return [
             *self.traffic.wire.mismatches.warnings(now=self._loop.time()),
             *self.services.lost_rewrites.warnings(now=self.clock()),
+            *self.routing.rewrites.warnings(),
             *self.kubernetes.warnings(),
             *self.endpoints.warnings(),
             *self.pods.losses.warnings(),
             *self.peering.warnings(),
             *self.adapters.warnings(),
+            *self.routing.arms.warnings(),
+            *self.shadow.warnings(),
             *self.services.warnings(),
         ]
 
@@ -249,7 +261,6 @@ class Parts:
             attainment=routing.attainment,
             num_policy_failures=routing.num_policy_failures,
             accounting=self.accounting,
-            cache_watch=self.cache_watch,
             losses=self.pods.losses,
             slow=self.pods.slow,
             pace=self.pods.pace,
@@ -259,10 +270,10 @@ class Parts:
         )
         traffic = self.traffic
         add_traffic_gauges(telemetry, traffic.budget, traffic.wire, traffic.http_dropped)
-        for part in (self.services, self.peering, self.endpoints, self.kubernetes):
+        for part in (self.services, self.peering, self.endpoints, self.kubernetes, self.shadow):
             part.add_metrics(telemetry)
-        for of_adapters in (self.adapters.loading, routing.sources):
-            of_adapters.add_metrics(telemetry)
+        for part_of in (self.adapters.loading, routing.sources, routing.rewrites, routing.arms):
+            part_of.add_metrics(telemetry)
 
     def configure(self, config: Config) -> None:
         """Apply the live fields of a changed configuration.
@@ -271,14 +282,18 @@ class Parts:
             ConfigError: The policy cannot be loaded. Nothing has changed.
         """
         self.routing.configure(config)
+        self.shadow.configure(shadow_settings(config))
         self.pods.pace.configure(config.scrape.expiry_s, config.scrape.budget)
         self.adapters.configure(config)
 
     def look(self) -> None:
         """Do what is due about once a second: forget what nobody ends, and say who is lost."""
-        news = (self.traffic.wire.mismatches, self.services.lost_rewrites, self.cache_watch)
-        for line in (line for each in news for line in each.take_news()):
+        taken_back = self.routing.rewrites.take_news()
+        news = (self.traffic.wire.mismatches, self.services.lost_rewrites, self.routing.pool.speeds)
+        for line in (*taken_back, *(line for each in news for line in each.take_news())):
             log.warning("%s", line)
+        if taken_back:
+            self.adapters.tell()
         self.services.tick()
         self.pods.tick()
 

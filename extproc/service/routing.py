@@ -6,12 +6,17 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from extproc.adapters.sources import DeclarationSources
 from extproc.config import Config, configured
 from extproc.config.configfile import ConfigError
+from extproc.config.sections import PolicyConfig
+from extproc.config.trial import TrialConfig
+from extproc.observe.arms import ArmRecorder
 from extproc.observe.attainment import Attainment
+from extproc.observe.shadowing import ShadowSettings
 from extproc.openai import Spelling
 from extproc.peers.telling import Telling
 from extproc.plugins import PolicyError, describe_error, load_policy
@@ -26,6 +31,7 @@ from extproc.routing.picker import Picker
 from extproc.routing.policies import BUILT_IN, Policy
 from extproc.routing.rewrites import Rewrites, Rule
 from extproc.routing.router import Router
+from extproc.routing.trial import PolicyTrial, TrialPicker
 from extproc.service.clocks import Clocks
 from extproc.types import Endpoint, Snapshot
 
@@ -39,6 +45,7 @@ class Routing:
         num_policy_failures: Choices that failed, by the policy's name.
         sources: Where adapters are declared.
         is_wanting: Set when a request waits for an adapter that nobody loads yet.
+        arms: Records for a policy on trial.
 
     Args:
         config: Checked configuration.
@@ -73,7 +80,8 @@ class Routing:
             catalog=catalog,
             observer=telling,
         )
-        self.attainment = Attainment(config.admin.slo_ttft_s)
+        self.attainment, self.arms = Attainment(config.admin.slo_ttft_s), ArmRecorder()
+        self._tried: Policy | None = None
         self._config = config
         self._declared_routes: Sequence[ModelRoute] = ()
         self._declared_rules: Sequence[Rule] = ()
@@ -105,10 +113,12 @@ class Routing:
         joins = PROFILES[config.pods.engine].joins_names
         self.rewrites = Rewrites(
             configured.rewrite_rules(config),
+            config.canaries.error_rate,
             rng=clocks.rng,
             spelling=Spelling(self.router.card, joins),
         )
         self.router.models.aliases.configure(self.rewrites.aliases)
+        self._follow_trial(config, make_tried(config), is_new=True)
 
     def configure(self, config: Config) -> None:
         """Apply the live fields of a changed configuration; warn of groups that it leaves out.
@@ -116,10 +126,13 @@ class Routing:
         Raises:
             ConfigError: The policy cannot be loaded. Nothing has changed.
         """
-        is_same = config.policy == self._config.policy
+        policy, before = config.policy, self._config.policy
+        is_same = (policy.name, policy.args) == (before.name, before.args)
+        is_same_trial = is_same and policy.trial == before.trial
+        tried = self._tried if is_same_trial else make_tried(config)
         self._picker.configure(
             self._picker.policy if is_same else make_policy(config),
-            config.policy.name,
+            policy.name,
             configured.picker_settings(config),
             configured.admission_settings(config),
             _make_fallback(config),
@@ -128,10 +141,32 @@ class Routing:
         self.pool.configure(configured.pool_settings(config), configured.outlier_settings(config))
         self.attainment.configure(config.admin.slo_ttft_s)
         self.num_policy_failures[config.policy.name] += 0
+        self._follow_trial(config, tried, is_new=not is_same_trial)
         self._config = config
         self.declare(self._declared_routes, self._declared_rules)
         self._warn_of_unknown_groups()
         self.router.queue.freed(self._clock())
+
+    def _follow_trial(self, config: Config, tried: Policy | None, *, is_new: bool) -> None:
+        """Try a policy on requests beside the one in force, or none."""
+        self._tried, settings = tried, config.policy.trial
+        if is_new:
+            self.arms.follow(None if settings is None else self._begin(settings))
+        trial, picker = self.arms.trial, self._picker
+        if tried is None or trial is None:
+            self.router.follow(picker)
+            return
+        self.num_policy_failures[trial.name] += 0
+        beside = picker.beside(tried, trial.name)
+        self.router.follow(TrialPicker(picker, beside, trial, self._on_policy_error))
+
+    def _begin(self, settings: TrialConfig) -> PolicyTrial:
+        return PolicyTrial(
+            settings.name,
+            settings.share,
+            by_tenant=settings.by == "tenant",
+            on_worse=partial(self.arms.found_worse, settings.name),
+        )
 
     def declare(self, routes: Sequence[ModelRoute], rules: Sequence[Rule]) -> None:
         """Replace the routes and the rules that come from outside the configuration."""
@@ -140,7 +175,9 @@ class Routing:
         names = {route.name for route in own}
         others = [route for route in routes if route.name not in names]
         self.routes.configure([*own, *others], config.admission.priorities)
-        self.rewrites.configure([*configured.rewrite_rules(config), *rules])
+        self.rewrites.configure(
+            [*configured.rewrite_rules(config), *rules], config.canaries.error_rate
+        )
         self.router.models.aliases.configure(self.rewrites.aliases)
 
     def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
@@ -196,7 +233,27 @@ def make_policy(config: Config) -> Policy:
     Raises:
         ConfigError: It cannot be loaded.
     """
+    return _load("", config.policy)
+
+
+def make_tried(config: Config) -> Policy | None:
+    """Make the policy on trial; None where there is none.
+
+    Raises:
+        ConfigError: It cannot be loaded.
+    """
+    trial = config.policy.trial
+    return None if trial is None else _load("policy.trial: ", trial)
+
+
+def _load(where: str, named: PolicyConfig | TrialConfig) -> Policy:
     try:
-        return load_policy(config.policy.name, config.policy.args)
+        return load_policy(named.name, named.args)
     except PolicyError as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(f"{where}{error}") from error
+
+
+def shadow_settings(config: Config) -> ShadowSettings | None:
+    """Return the settings of the policy in shadow; None without one."""
+    beside, shadow = config.policy.name, config.policy.shadow
+    return None if shadow is None else ShadowSettings(**dict(shadow), beside=beside)

@@ -28,12 +28,13 @@ from extproc.discovery.file import parse_endpoints
 from extproc.discovery.kubernetes.api import MissingLibraryError, load_library
 from extproc.files.reading import check_readable, describe_failure, read_text
 from extproc.observe import logs
+from extproc.observe.shadowprocess import ShadowError, check_policy
 from extproc.observe.tracing import Tracing, TracingError
 from extproc.routing.policies import Policy
 from extproc.service.app import App
 from extproc.service.heap import return_large_blocks
 from extproc.service.peeraccess import check_peers, link_tls
-from extproc.service.routing import make_policy
+from extproc.service.routing import make_policy, make_tried, shadow_settings
 from extproc.service.stores import make_medium
 from extproc.wire.certificates import CLIENT_CA, authority_warnings, listener_warnings
 from extproc.wire.listenertls import Certificates
@@ -121,7 +122,7 @@ def check_start(config: Config) -> Findings:
     found.policy = check(make_policy)
     for part in (
         *(_check_packages, _check_server_tls, configured.pod_access, check_peers),
-        *(_check_store, configured.registration_settings),
+        *(_check_store, configured.registration_settings, make_tried, _check_shadow),
     ):
         check(part)
     found.tracing = check(make_tracing)
@@ -182,6 +183,15 @@ def _check_packages(config: Config) -> None:
 def _check_store(config: Config) -> None:
     if config.adapters.store is not None:
         make_medium(config.adapters.store, clock=lambda: 0.0)
+
+
+def _check_shadow(config: Config) -> None:
+    settings = shadow_settings(config)
+    if settings is not None:
+        try:
+            check_policy(settings)
+        except ShadowError as error:
+            raise ConfigError(f"policy.shadow: {error}") from error
 
 
 def _check_server_tls(config: Config) -> None:

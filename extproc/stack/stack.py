@@ -6,7 +6,7 @@ import asyncio
 import json
 import shutil
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -162,17 +162,29 @@ class ServeProcess(ChildProcess):
         await self.wait_until(lambda: has_page(f"{self.admin_url}/healthz"), within_s)
 
 
-class FakePod(ChildProcess):
-    """A fake vLLM pod on a port of 127.0.0.1 that stays the same over restarts.
+class PortProcess(ChildProcess):
+    """A server on a port of 127.0.0.1 that stays the same over restarts.
+
+    Args:
+        name: For messages.
+        num_ports: How many ports in a row it gets; `port` is the first.
+    """
+
+    def __init__(self, name: str, num_ports: int = 1) -> None:
+        super().__init__(name)
+        self.port = free_port(num_ports)
+        self.address = f"127.0.0.1:{self.port}"
+        self.url = f"http://{self.address}"
+
+
+class FakePod(PortProcess):
+    """A fake vLLM pod.
 
     `config` is a `PodConfig` of the laboratory, or a mapping of its fields.
     """
 
     def __init__(self, name: str, config: object) -> None:
         super().__init__(name)
-        self._port = free_port()
-        self.address = f"127.0.0.1:{self._port}"
-        self.url = f"http://{self.address}"
         self._config_path = self.dir / "pod.json"
         self._config_path.write_bytes(msgspec.json.encode(config))
 
@@ -183,7 +195,7 @@ class FakePod(ChildProcess):
             StackError: It ended or did not become ready.
         """
         command = [sys.executable, "-m", "extproc", "fake-pod"]
-        self.spawn([*command, "--config", str(self._config_path), "--port", str(self._port)])
+        self.spawn([*command, "--config", str(self._config_path), "--port", str(self.port)])
         await self.wait_until(lambda: has_page(f"{self.url}/health"))
 
 
@@ -192,26 +204,38 @@ class Stack:
 
     Attributes:
         children: All processes by name.
-        pods: The fake pods by name.
+        pods: The pods by name.
         url: The gateway's base URL; "" before there is one.
     """
 
     def __init__(self) -> None:
         self.children: dict[str, ChildProcess] = {}
-        self.pods: dict[str, FakePod] = {}
+        self.pods: dict[str, PortProcess] = {}
         self.routers: list[ServeProcess] = []
         self.url = ""
 
-    async def start_pods(self, configs: Mapping[str, object]) -> None:
-        """Start fake pods by their configurations.
+    async def start_pods(
+        self,
+        configs: Mapping[str, object],
+        make: Callable[[str, Any], PortProcess] = FakePod,
+    ) -> None:
+        """Start pods by their configurations, which `make` makes them of: fake ones by default.
 
         Raises:
             StackError: One does not become ready.
         """
-        self.pods = {name: FakePod(name, config) for name, config in configs.items()}
-        self.children |= self.pods
+        self.pods = {name: make(name, config) for name, config in configs.items()}
+        await self.start_all(self.pods)
+
+    async def start_all(self, processes: Mapping[str, ChildProcess]) -> None:
+        """Start processes of any kind, and end them with the others.
+
+        Raises:
+            StackError: One does not become ready.
+        """
+        self.children |= processes
         # All at once: most of the time goes to starting the interpreter.
-        await asyncio.gather(*(pod.start() for pod in self.pods.values()))
+        await asyncio.gather(*(each.start() for each in processes.values()))
 
     async def start_router(self, config: Mapping[str, Any], name: str = "router") -> ServeProcess:
         """Start a router for this stack's pods, unless `config` has another discovery.
@@ -235,10 +259,12 @@ class Stack:
         log_level: str = "warning",
         concurrency: int = 1,
         keeps_ports: bool = False,
+        within_s: float = START_TIMEOUT_S,
     ) -> None:
         """Start Envoy, and wait until it lists every model: then the whole chain works.
 
-        It has `concurrency` worker threads, and listens on free ports unless it `keeps_ports`.
+        It has `concurrency` worker threads, and listens on free ports unless it `keeps_ports`. From
+        the moment at which it listens there is a `url`.
 
         Raises:
             StackError: There is no Envoy, or it does not become ready.
@@ -255,7 +281,7 @@ class Stack:
             names = {card["id"] for card in json.loads(page)["data"]} if page else set()
             return names >= set(models)
 
-        await envoy.wait_until(lists_all)
+        await envoy.wait_until(lists_all, within_s)
 
     async def close(self) -> None:
         """Stop all processes, and remove their files."""

@@ -338,9 +338,9 @@ def test_every_field_says_what_it_is_for_and_numbers_say_their_range() -> None:
 def test_times_and_sizes_have_their_unit_in_the_name() -> None:
     for path, field in fields(Config):
         if field.annotation is float:
-            assert path.endswith(("_s", "_ratio", ".seconds", ".percentile", ".weight")) or (
-                "Cores" in (field.description or "")
-            ), path
+            assert path.endswith(
+                ("_s", "_ratio", ".seconds", ".percentile", ".share", ".weight", ".error_rate")
+            ) or ("Cores" in (field.description or "")), path
         if field.annotation is int and "bytes" in (field.description or "").lower():
             assert path.endswith(("_bytes", "_bytes_per_s")), path
 

@@ -121,6 +121,12 @@ def test_targets_reach_the_core_and_those_of_every_model_as_a_generic_rule() -> 
     )
 
 
+@pytest.mark.parametrize("error_rate", [-0.1, 0.6, "inf", "nan"])
+def test_an_error_rate_that_is_none_is_refused(error_rate: object) -> None:
+    with pytest.raises(ConfigError, match="error_rate"):
+        config(CHAT, canaries={"error_rate": error_rate})
+
+
 @pytest.mark.parametrize("mode", ["none", "streamed"])
 @pytest.mark.parametrize(
     ("fields", "trusted", "what"),

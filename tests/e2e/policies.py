@@ -36,3 +36,14 @@ class Faulty:
             raise RuntimeError("a bug in this policy")
         time.sleep(0.02)
         return Choice(snapshot.endpoints[:1], "slow")
+
+
+class Place:
+    """Take the pod with a name."""
+
+    def __init__(self, pod: str) -> None:
+        self._pod = pod
+
+    def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
+        named = [view for view in snapshot.endpoints if view.name == self._pod]
+        return Choice(named or snapshot.endpoints[:1], "place")

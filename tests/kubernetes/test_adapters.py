@@ -35,7 +35,7 @@ from tests.kubernetes.declared import (
     status_of,
 )
 from tests.kubernetes.test_epp import announce, flags_of, serving
-from tests.waiting import eventually
+from tests.waiting import beside, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -86,6 +86,12 @@ async def until_read(client: Client, model: str, read: str) -> None:
         return answer.headers.get("x-served-model") == read
 
     await eventually(is_read)
+
+
+async def asked_for_ever(client: Client, model: str) -> None:
+    """Ask for a model, whatever the answer is."""
+    while True:
+        await client.chat(model)
 
 
 async def until_unknown(client: Client, model: str, *, within_s: float = 60.0) -> None:
@@ -207,6 +213,37 @@ async def test_a_rollout_moves_requests_by_its_weights_and_none_fails(
             assert await router.counter("extproc_adapter_calls_total") == 0
             await delete_rewrite(cluster, group, "rollout")
             await until_unknown(client, "food-review")
+
+
+@pytest.mark.usefixtures("crds", "definition")
+async def test_a_canary_that_fails_is_taken_back_and_its_object_says_so_until_it_changes(
+    cluster: Cluster, kubeconfig: Path
+) -> None:
+    """No pod has this one."""
+    path = rewrite_path(NEW, "rollout")
+
+    async def is_refused() -> bool:
+        return (await client.chat("food-review")).status == 404
+
+    async with (
+        pool(cluster, adapters=["v1"]),
+        serving(kubeconfig, *flags_of(cluster)) as (_, client),
+    ):
+        await until_read(client, "v1", "v1")
+        await put_canary(cluster, NEW, v1=80, v2=20)
+        async with beside(asked_for_ever(client, "food-review")):
+            partly = ("True", "NoEffect")
+            found = await conditions_become(
+                cluster, path, Accepted=ACCEPTED, PartiallyIgnored=partly
+            )
+        assert not any([await is_refused() for _ in range(100)])
+        await put_canary(cluster, NEW, v1=70, v2=30)
+        await conditions_become(cluster, path, Accepted=ACCEPTED)
+        await eventually(is_refused)
+
+    message = found["PartiallyIgnored"]["message"]
+    assert message.startswith("the canary v2 is taken back: it fails, ")
+    assert "more often than v1" in message
 
 
 # --- LLMRoute -----------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ class Router:
         self.declarations.report(self.merged.lost, self.states)
 
     def target(self, model: str) -> str:
-        return Rewrites(self.merged.rules, rng=Random(1)).target(model)
+        return Rewrites(self.merged.rules, rng=Random(1)).draw(model).model
 
     async def rewrites(self, **targets: str) -> None:
         """Wait until these models, and no others, are rewritten."""

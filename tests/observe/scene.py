@@ -69,6 +69,7 @@ class Scene:
             "telemetry": self.telemetry,
             "decisions": self.decisions,
             "attainment": self.attainment,
+            "rewrites": (rewrites := Rewrites(rng=random.Random(0))),
         }
         self.recorder = recorder = Recorder(
             **(parts | changes),
@@ -79,7 +80,6 @@ class Scene:
             wall_clock=lambda: 1_700_000_000.0,
         )
         self.router = router
-        rewrites = Rewrites(rng=random.Random(0))
         self.endings = endings = Endings(
             accounting,
             self.pool.outliers,
@@ -119,9 +119,9 @@ class Scene:
     def doubt(self, address: str) -> None:
         self.failed.append(address)
 
-    def route(self, now: float = 0.0) -> Pick | Rejection | Ticket:
+    def route(self, now: float = 0.0, **more: Any) -> Pick | Rejection | Ticket:
         """Route a request for the adapter `a` as a stream does."""
-        asked = request(None, model="a", arrived_at_s=now)
+        asked = request(None, model="a", arrived_at_s=now, **more)
         result = self.router.route(asked, now=now)
         self.recorder.decided(result, 0.001, now=now)
         return result

@@ -19,12 +19,12 @@ from msgspec.structs import replace
 
 from extproc.gen import decisions_pb2
 from extproc.gen.client.extproc import v1
-from extproc.observe.decisionmessages import describe, encode
+from extproc.observe.decisionmessages import describe, encode, encode_end
 from extproc.observe.decisions import MAX_PER_PASS, MAX_SHARE, MIN_BEHIND, DecisionsService
 from extproc.observe.watcher import MAX_FILTER_MODELS, MAX_REQUEST_BYTES
 from extproc.openai import MAX_MODEL_BYTES
 from extproc.pods.columns import Candidates
-from extproc.pods.completion import DecisionRecord, Ended
+from extproc.pods.completion import DecisionRecord, Ended, Shadowed
 from extproc.types import EndpointView, Outcome, Pick, Reason, Rejection, RequestInfo
 from extproc.wire.rpc import Code, Session
 from tests.wire.fake_call import FakeCall, begin
@@ -103,7 +103,31 @@ def test_a_pick_is_described_with_its_candidates() -> None:
             ],
         },
         "outcome": None,
+        "shadow": None,
     }
+
+
+def test_what_a_policy_in_shadow_answered_is_described_and_comes_with_the_end() -> None:
+    record = picked()
+    pick = record.decision
+    assert isinstance(pick, Pick)
+    record.compare(Shadowed("mine:Policy", "agreed", "10.0.0.1:8000", "pod-1", "", 0.0, 0.5, 4, 3))
+    record.finish(Ended(pick, Outcome.COMPLETED), WALL_S, 1)
+    expected = {
+        "policy": "mine:Policy",
+        "result": "agreed",
+        "endpoint": "10.0.0.1:8000",
+        "endpoint_name": "pod-1",
+        "error": "",
+        "harm_seconds": 0.0,
+        "choose_seconds": 0.5,
+        "num_asked": 4,
+        "num_agreed": 3,
+    }
+    assert describe(7, record)["shadow"] == expected
+    for encoded in (encode(7, record), encode_end(record)):
+        shadow = decisions_pb2.Decision.FromString(encoded).shadow
+        assert {name: getattr(shadow, name) for name in expected} == expected
 
 
 def test_a_rejection_is_described_with_its_reason() -> None:

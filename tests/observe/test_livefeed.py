@@ -54,6 +54,7 @@ class Scene:
             warnings=lambda: self.warnings,
             policy=lambda: "founding",
             slow=SlowPods(lambda _address: ""),
+            shadow=lambda: None,
             clock=lambda: self.now,
             wall_clock=lambda: 1_700_000_000.5,
         )

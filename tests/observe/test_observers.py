@@ -16,10 +16,12 @@ from extproc.observe.attainment import OTHER
 from extproc.observe.logs import MAX_REPEATS
 from extproc.observe.observers import NAMES, Observers
 from extproc.observe.tracing import Tracing
+from extproc.pods.completion import Ended
 from extproc.rejections import no_endpoints
 from extproc.request import messages as m
 from extproc.request.interfaces import StreamSettings
 from extproc.service.services import new_stream_of
+from extproc.tenancy import Claim
 from extproc.types import Outcome
 from tests.builders import body, completion, request_headers
 from tests.observe.scene import Scene
@@ -39,7 +41,7 @@ class Broken:
 def serve(scene: Scene) -> None:
     """One request from its question to its end, one more that is refused, one that is lost."""
     recorder, endings = scene.recorder, scene.endings
-    pick = routed(scene.route())
+    pick = routed(scene.route(_drawn=1))
     assert endings.complete(completion(pick.id))
     recorder.rejected(no_endpoints("a"), {":path": "/v1/completions"})
     lost = routed(scene.route())
@@ -51,13 +53,47 @@ def serve(scene: Scene) -> None:
     assert len(scene.pool.flights) == 0
 
 
-@pytest.mark.parametrize("broken", ["telemetry", "decisions", "attainment"])
-def test_requests_are_served_and_counted_whichever_observer_raises(broken: str) -> None:
-    parts: dict[str, Any] = {broken: Broken()}
+@pytest.mark.parametrize(
+    ("part", "broken"),
+    [
+        *((name, name) for name in ("telemetry", "decisions", "attainment")),
+        ("rewrites", "canaries"),
+    ],
+)
+def test_requests_are_served_and_counted_whichever_observer_raises(part: str, broken: str) -> None:
+    parts: dict[str, Any] = {part: Broken()}
     scene = Scene(**parts)
     serve(scene)
 
     assert {name for name, count in scene.observers.num_errors.items() if count} == {broken}
+
+
+class Judge:
+    """Hears how requests end whose target was drawn."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[int, Outcome, bool | None]] = []
+
+    def ended(self, ended: Ended, is_attained: bool | None) -> None:
+        self.heard.append((ended.pick.request._drawn, ended.outcome, is_attained))
+
+
+def test_the_end_of_a_request_whose_target_was_drawn_is_judged_by_its_objective() -> None:
+    """Whoever tells of it. The access log alone has times."""
+    judge = Judge()
+    scene = Scene(rewrites=judge)
+    for number, ttft_s in ((1, 9.0), (2, 0.001), (3, None), (0, 9.0)):
+        claim = Claim(ttft_s=ttft_s)
+        pick = routed(scene.route(_drawn=number, claim=claim))
+        assert scene.endings.complete(completion(pick.id))
+    for number in (4, 0):
+        scene.recorder.ended(routed(scene.route(_drawn=number)), Outcome.FAILED)
+
+    completed = Outcome.COMPLETED
+    assert judge.heard == [
+        *((1, completed, True), (2, completed, False), (3, completed, None)),
+        (4, Outcome.FAILED, None),
+    ]
 
 
 def test_a_sound_service_counts_no_failures() -> None:

@@ -26,7 +26,7 @@ from extproc.observe.watchclient import (
     render,
     watch,
 )
-from extproc.pods.completion import DecisionRecord, Ended
+from extproc.pods.completion import DecisionRecord, Ended, Shadowed
 from extproc.types import EndpointView, Outcome, Pick, Reason, Rejection, RequestInfo
 from extproc.wire.rpc import Call, Code, Metadata, Method
 from tests.builders import completion
@@ -305,6 +305,18 @@ async def test_a_pick_of_the_base_model_is_rendered_without_adapters() -> None:
 
 async def test_an_endpoint_without_a_report_is_shown_as_such() -> None:
     assert "5 pending (no report)" in await line_of(picked(is_known=False))
+
+
+async def test_what_a_policy_in_shadow_answered_stands_in_the_line() -> None:
+    record = picked()
+    record.compare(
+        Shadowed("mine:Policy", "differed", "10.0.0.2:8000", "pod-2", "", 0.0125, 1e-4, 40, 30)
+    )
+    assert "  shadow mine:Policy: pod-2, +12.5 ms of harm, 30 of 40 agree" in await line_of(record)
+    record.compare(Shadowed("mine:Policy", "failed", error="KeyError: 'a'", num_asked=40))
+    assert "  shadow mine:Policy: KeyError: 'a', 0 of 40 agree" in await line_of(record)
+    record.compare(Shadowed("mine:Policy", "waited", num_asked=41))
+    assert "  shadow mine:Policy: wait, 0 of 41 agree" in await line_of(record)
 
 
 async def test_a_rejection_is_one_line() -> None:

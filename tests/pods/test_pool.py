@@ -19,7 +19,6 @@ from hypothesis.stateful import (
 from msgspec.structs import replace
 
 from extproc.costs import Costs
-from extproc.learned.cachesize import MAX_BODY_BYTES, OBSERVATIONS_PER_LOOK
 from extproc.learned.ejections import Cause, OutlierSettings
 from extproc.learned.evidence import Evidence
 from extproc.pods.foreign import ALONE_S, STEADY_S
@@ -1206,133 +1205,6 @@ def test_of_two_requests_for_an_adapter_one_may_move() -> None:
     assert counts(made) == [(1, 1), (1, 1)]
 
 
-# --- the size of CPU caches -------------------------------------------------------------------
-
-
-def places(pool: Pool, adapter: str = "a", **fields: Any) -> int | None:
-    """The place that a request's flight has."""
-    made = pick("pick-of-places", info=request(adapter, **fields))
-    pool.flights.start(made, now=9.0)
-    flight = pool.flights.finish(made.id, now=9.0, has_run=False)
-    assert flight is not None
-    return flight.place
-
-
-def used_in_turn(pool: Pool, *adapters: str) -> Pool:
-    for now, adapter in enumerate(adapters):
-        pool.flights.finish(start(pool, f"use-{now}", adapter, now=float(now)).id, now=float(now))
-    return pool
-
-
-def test_the_first_request_for_an_idle_adapter_has_its_place() -> None:
-    made = pool(max_cpu_loras=1)
-    made.record_report(address(1), report(max_loras=1), taken_at_s=0.0)
-    used_in_turn(made, "a", "b", "c")
-    made.record_report(address(1), report(max_loras=1), taken_at_s=3.0)
-
-    assert [places(made, adapter) for adapter in "cbax"] == [0, 1, 2, 3]
-
-
-def test_requests_that_tell_nothing_have_no_place() -> None:
-    made = used_in_turn(pool(), "a", "b")
-    assert places(made) is None  # the number of slots is unknown
-    slotted = pool(max_loras=2)
-    assert places(slotted) is None  # no report: others may use it
-    slotted.record_report(address(1), report(max_loras=2), taken_at_s=0.0)
-    assert places(slotted) == 0
-    assert places(slotted, body_bytes=MAX_BODY_BYTES + 1) is None  # its prompt takes time itself
-
-    start(slotted, "one", "b")
-    assert places(slotted) == 1
-    assert places(slotted, "b") is None  # active
-    start(slotted, "two", "c")
-    assert places(slotted) is None  # it waits for a slot
-
-
-def test_an_engine_that_states_what_is_loaded_needs_no_places() -> None:
-    made = pool(max_loras=2)
-    made.record_report(address(1), report(cpu_adapters=frozenset("b")), taken_at_s=0.0)
-
-    assert places(made) is None
-
-
-def teach(pool: Pool, size: int, group: str = "") -> None:
-    """First tokens that take 0.2 s from `size` on."""
-    for number in range(2 * OBSERVATIONS_PER_LOOK):
-        place = number % (2 * size)
-        pool.caches.groups[group].record_first_token(place, 0.02 if place < size else 0.2)
-
-
-@pytest.mark.parametrize("configured", [16, None])
-def test_a_size_that_is_learned_holds_for_all_endpoints(configured: int | None) -> None:
-    made = pool(1, max_loras=2, max_cpu_loras=configured)
-    made.record_report(address(1), report(max_loras=2), taken_at_s=0.0)
-    used_in_turn(made, *"abcdefgh")
-    made.record_report(address(1), report(max_loras=2), taken_at_s=9.0)
-    before = view(made, now=9.0).cpu_adapters
-    teach(made, 4)
-
-    assert made.caches.groups[""].presumed == (configured or 2)
-    assert made.caches.groups[""].learned == 4
-    assert before == tuple("hgfedcba"[: configured or 2])
-    assert view(made, now=9.0).cpu_adapters == tuple("hgfe")
-
-    made.set_endpoints([endpoint(2)])
-    used_in_turn_at_2(made, *"abcdefgh")
-    assert view(made, now=9.0).cpu_adapters == tuple("hgfe")
-
-
-def used_in_turn_at_2(pool: Pool, *adapters: str) -> None:
-    for now, adapter in enumerate(adapters):
-        made = pick(f"two-{now}", 2, info=request(adapter))
-        pool.flights.start(made, now=float(now))
-        pool.flights.finish(made.id, now=float(now))
-
-
-def test_slots_are_known_from_the_first_report_that_has_them() -> None:
-    made = Pool(PoolSettings(max_cpu_loras=4))
-    assert not made.caches.groups[""].has_slots
-    made.set_endpoints([endpoint(1), endpoint(2)])
-    assert not made.caches.groups[""].has_slots
-    made.record_report(address(2), report(max_loras=2), taken_at_s=0.0)
-    assert made.caches.groups[""].has_slots
-
-
-def test_what_agrees_with_the_configuration_changes_nothing() -> None:
-    made = pool(max_loras=2, max_cpu_loras=4)
-    teach(made, 4)
-
-    assert made.caches.groups[""].learned == made.caches.groups[""].presumed == 4
-
-
-def test_a_changed_configuration_is_compared_again() -> None:
-    made = pool(max_loras=2, max_cpu_loras=16)
-    teach(made, 4)
-    made.configure(PoolSettings(max_loras=2, max_cpu_loras=4))
-
-    assert made.caches.groups[""].learned == made.caches.groups[""].presumed == 4
-
-
-def test_an_engine_s_statement_shows_its_size_and_changes_no_other_endpoint() -> None:
-    assert pool().caches.groups[""].stated is None
-    made = pool(1, 2, max_loras=1, max_cpu_loras=16)
-    for at_s, (gpu, cpu) in enumerate((("a", "bc"), ("d", "cab"), ("e", "dab"))):
-        stated = report(gpu_adapters=frozenset(gpu), cpu_adapters=frozenset(cpu))
-        made.record_report(address(1), stated, taken_at_s=float(at_s))
-
-    assert made.caches.groups[""].stated == 4
-    assert made.caches.groups[""].learned is None
-
-
-def test_a_restarted_engine_has_evicted_nothing() -> None:
-    made = pool(max_loras=1, max_cpu_loras=16)
-    for at_s, names in enumerate(("ab", "cd")):
-        stated = report(cpu_adapters=frozenset(names), process_start_wall_s=at_s * 100.0)
-        made.record_report(address(1), stated, taken_at_s=float(at_s))
-
-    assert made.caches.groups[""].stated == 16
-
-
 # --- groups ----------------------------------------------------------------------------------
 
 SLOW = Costs(prompt_s_per_byte=1.0)
@@ -1347,6 +1219,12 @@ def grouped(**groups_by_number: str) -> Pool:
 
 def in_groups(*groups: str) -> list[Endpoint]:
     return [replace(endpoint(n), group=group) for n, group in enumerate(groups, start=1)]
+
+
+def used_in_turn(pool: Pool, *adapters: str) -> Pool:
+    for now, adapter in enumerate(adapters):
+        pool.flights.finish(start(pool, f"use-{now}", adapter, now=float(now)).id, now=float(now))
+    return pool
 
 
 def test_an_endpoint_that_is_gone_or_of_an_unknown_group_has_no_group() -> None:
@@ -1404,63 +1282,9 @@ def test_groups_that_are_configured_later_hold_for_endpoints_that_are_there() ->
 
     made.configure(PoolSettings(report_expiry_s=EXPIRY_S, groups=GROUPS))
     assert (view(made).max_loras, view(made)._max_lora_rank) == (2, 16)
-    assert set(made.caches.groups) == {"", "l4", "h200"}
 
     made.configure(PoolSettings(report_expiry_s=EXPIRY_S, max_loras=4))
     assert (view(made).max_loras, view(made)._max_lora_rank) == (4, None)
-
-
-def test_the_size_of_the_cpu_caches_is_learned_for_each_group() -> None:
-    made = grouped(a="l4", b="")
-    teach(made, 10)
-    used_in_turn(made, *"abcdefghijkl")
-    used_in_turn_at_2(made, *"abcdefghijkl")
-
-    small, other = made.snapshot(now=12.0).endpoints
-    assert (small.cpu_adapters, other.cpu_adapters) == (tuple("lkj"), tuple("lkjihgfedc"))
-    caches = made.caches.groups
-    assert (caches["l4"].learned, caches["l4"].presumed) == (None, 3)
-    assert (caches[""].learned, caches[""].presumed) == (10, 32)
-
-    made.set_endpoints(in_groups("", ""))
-    assert made.snapshot(now=12.0).endpoints[0].cpu_adapters == tuple("lkjihgfedc")
-
-
-@pytest.mark.parametrize("group", ["b", ""])
-def test_a_size_that_a_group_has_learned_stays_with_it(group: str) -> None:
-    """Also where the configured sizes are the same."""
-    made = pool(
-        max_loras=2, max_cpu_loras=8, groups={"a": ServerFlags(2, 8), "b": ServerFlags(2, 8)}
-    )
-    made.set_endpoints(in_groups("a"))
-    teach(made, 4, group="a")
-    used_in_turn(made, *"abcdef")
-    assert view(made, now=9.0).cpu_adapters == tuple("fedc")
-
-    made.set_endpoints(in_groups(group))
-    assert view(made, now=9.0).cpu_adapters == tuple("fedcba")
-
-
-def test_a_size_that_a_group_has_learned_goes_with_the_group() -> None:
-    made = pool(max_loras=2, max_cpu_loras=8, groups={"a": ServerFlags(2, 8)})
-    made.set_endpoints(in_groups("a"))
-    teach(made, 4, group="a")
-    used_in_turn(made, *"abcdef")
-
-    made.configure(PoolSettings(report_expiry_s=EXPIRY_S, max_loras=2, max_cpu_loras=8))
-    assert view(made, now=9.0).cpu_adapters == tuple("fedcba")
-
-
-def test_first_tokens_and_reports_tell_of_the_group_of_their_endpoint() -> None:
-    made = grouped(a="l4", b="")
-    first, second = made._pods.values()
-    assert made.caches.of(first) is made.caches.groups["l4"]
-    assert made.caches.of(second) is made.caches.groups[""]
-    made.configure(PoolSettings(report_expiry_s=EXPIRY_S, groups=GROUPS))
-    made.set_endpoints([])
-    made.configure(PoolSettings(report_expiry_s=EXPIRY_S))
-
-    assert made.caches.of(first) is made.caches.groups[""]
 
 
 # --- beginnings in KV caches ---------------------------------------------------------------------

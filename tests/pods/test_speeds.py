@@ -467,6 +467,46 @@ def test_loads_teach_nothing_before_it_is_known_what_the_rest_takes() -> None:
     assert costs(made).cold_load_s == GIVEN.cold_load_s
 
 
+def small_caches(group: str, cached_load_s: float) -> Pool:
+    """A pool whose loads from a CPU cache of 8 take so long, and twice 0.1 s from disk."""
+    flags = ServerFlags(max_cpu_loras=8, costs=GIVEN)
+    settings = PoolSettings(max_cpu_loras=8, costs=GIVEN, max_loras=2, groups={"l4": flags})
+    made = Pool(settings)
+    made.set_endpoints([replace(endpoint(1), group=group)])
+    compute(made, 1e-5, 1)
+    load(made, 0.2)
+    load(made, cached_load_s, Load.CACHED)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("group", "field"), [("", "pods.max_cpu_loras"), ("l4", "pods.groups.l4.max_cpu_loras")]
+)
+def test_caches_whose_loads_take_as_long_as_from_disk_are_said_once(group: str, field: str) -> None:
+    made = small_caches(group, 0.15)
+    (said,) = [*made.speeds.take_news(), *made.speeds.take_news()]
+
+    assert f"ms to load, as from disk. Is {field} (8) more than the pods' --max-cpu-loras" in said
+
+
+def test_another_size_that_is_too_large_as_well_is_said_too() -> None:
+    made = small_caches("", 0.15)
+    assert len([*made.speeds.take_news()]) == 1
+    made.configure(PoolSettings(max_cpu_loras=6, costs=GIVEN, max_loras=2))
+
+    assert "pods.max_cpu_loras (6)" in next(made.speeds.take_news())
+
+
+def test_nothing_is_said_of_caches_that_are_fast_or_unknown_or_not_configured() -> None:
+    fast, few, unset = small_caches("", 0.05), pool(settings=PoolSettings(max_cpu_loras=8)), pool()
+    compute(unset, 1e-5, 1)
+    load(unset, 0.2, Load.CACHED)
+    empty = Pool(PoolSettings(max_cpu_loras=8, groups={"l4": ServerFlags()}))
+    empty.set_endpoints([])
+
+    assert [list(made.speeds.take_news()) for made in (fast, few, unset, empty)] == [[]] * 4
+
+
 # --- what tells -------------------------------------------------------------------------------
 
 

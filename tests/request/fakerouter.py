@@ -17,7 +17,7 @@ from extproc.request.listbudget import Lists
 from extproc.request.lostrewrites import LostRewrites
 from extproc.request.sessions import SessionSources
 from extproc.request.stream import Stream
-from extproc.routing.rewrites import Rewrites, Rule
+from extproc.routing.rewrites import Drawn, Rewrites, Rule
 from extproc.types import ModelCard, Outcome, Pick, Rejection, RequestInfo, Wait
 from tests.builders import models_body, pick
 
@@ -60,6 +60,8 @@ class FakeRouter:
     spelling: Spelling = LISTED
     lost_rewrites: LostRewrites = field(default_factory=LostRewrites)
     decides: Decided | None = None
+    drawn: int = 0  # the number of every target
+    refused: list[int] = field(default_factory=list)  # by their numbers
 
     def stream(
         self,
@@ -72,7 +74,7 @@ class FakeRouter:
 
     def parts(self) -> StreamParts:
         """This router and all else that a stream calls."""
-        rewrites = AskedRewrites(self.asked_targets, self.spelling)
+        rewrites = AskedRewrites(self.asked_targets, self.spelling, self.drawn, self.refused)
         rewrites.configure(
             [Rule(name, (name,), ((to, None),)) for name, to in self.targets.items()]
         )
@@ -155,13 +157,18 @@ class FakeRouter:
 class AskedRewrites(Rewrites):
     """Rules that keep what they were asked."""
 
-    def __init__(self, asked: list[tuple[str, str]], spelling: Spelling) -> None:
+    def __init__(
+        self, asked: list[tuple[str, str]], spelling: Spelling, drawn: int, refused: list[int]
+    ) -> None:
         super().__init__(rng=Random(1), spelling=spelling)
-        self._asked = asked
+        self._asked, self._drawn, self._refused = asked, drawn, refused
 
-    def target(self, model: str, hinted: str = "") -> str:
+    def draw(self, model: str, hinted: str = "") -> Drawn:
         self._asked.append((model, hinted))
-        return super().target(model, hinted)
+        return super().draw(model, hinted)._replace(number=self._drawn)
+
+    def refused(self, number: int) -> None:
+        self._refused.append(number)
 
 
 @dataclass

@@ -62,6 +62,19 @@ def test_a_body_in_one_message_is_replaced_with_its_length_if_it_had_one(
     ]
 
 
+@pytest.mark.parametrize("num_waits", [0, 1])
+@pytest.mark.parametrize("result", [PICK, Rejection(503, Reason.NO_ENDPOINTS, "")])
+def test_a_drawn_target_is_known_by_its_number_and_a_refusal_counts_for_it(
+    result: Pick | Rejection, num_waits: int
+) -> None:
+    router = FakeRouter(result, targets=TARGETS, drawn=7, num_waits=num_waits)
+    exchange = Exchange(router, router.stream())
+    exchange.tell(request_headers(), m.BodyChunk(BODY, True), m.Wakeup())
+
+    assert [each._drawn for each in router.routed] == [7]
+    assert router.refused == ([7] if isinstance(result, Rejection) else [])
+
+
 def test_a_full_duplex_body_is_sent_on_with_another_model_and_length() -> None:
     exchange = begin()
     exchange.tell(request_headers(body_mode=DUPLEX, headers=LENGTH), m.BodyChunk(BODY[:12]))

@@ -8,7 +8,7 @@ import pytest
 
 from extproc.adapters.declared import Declaration
 from extproc.routing.modelroutes import ModelRoute
-from extproc.routing.precedence import MAX_TOLD, Loss, Merged, Offer, RuleSet, merge
+from extproc.routing.precedence import MAX_TOLD, Loss, Merged, Offer, RuleSet, merge, with_parts
 from extproc.routing.rewrites import Rewrites, Rule
 
 
@@ -25,7 +25,7 @@ def rules(origin: str, *each: tuple[tuple[str, ...], str]) -> RuleSet:
 
 def rewritten(merged: Merged, *models: str) -> list[str]:
     rewrites = Rewrites(merged.rules, rng=Random(1))
-    return [rewrites.target(model) for model in models]
+    return [rewrites.draw(model).model for model in models]
 
 
 def owners(merged: Merged) -> dict[str, str]:
@@ -160,4 +160,14 @@ def test_what_the_configuration_rewrites_is_left_to_it() -> None:
     assert merged.lost == {
         "w/1": Loss(is_whole=True, why=f"{told} a (config)"),
         "w/2": Loss(is_whole=False, why=f"{told} c (config)"),
+    }
+
+
+def test_parts_that_do_not_count_for_another_reason_are_said_after_what_is_lost() -> None:
+    lost = {"a": Loss(is_whole=False, why="x"), "b": Loss(is_whole=True, why="y")}
+
+    assert with_parts(lost, {"a": "v2", "c": "v3"}) == {
+        "a": Loss(is_whole=False, why="x; v2"),
+        "b": Loss(is_whole=True, why="y"),
+        "c": Loss(is_whole=False, why="v3"),
     }

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from extproc.adapters.declared import Declaration, Terms
+from extproc.adapters.declared import AliasTarget, Declaration, Terms
 from extproc.adapters.sources import READINESS_LIMIT_S, SourceStatus
 from extproc.config.configfile import check_sections
 from extproc.observe.telemetry import Telemetry
+from extproc.passes import make_all
 from extproc.routing.policies import Founding
+from extproc.routing.precedence import RuleSet
+from extproc.routing.rewrites import Rule
 from extproc.service.adapterservice import AdapterService
 from extproc.service.clocks import Clocks
 from extproc.service.routing import Routing
@@ -26,7 +31,7 @@ class Scene:
     def __init__(self, folder: Path, *, fails_open: bool = False, **adapters: object) -> None:
         self.now = 0.0
         self.of_cluster: list[SourceStatus] = []
-        self.news: list[object] = []
+        self.news: list[Any] = []
         store = {"sqlite": {"file": str(folder / "adapters.db"), "interval_s": 0.1}}
         sections = {
             "server": {"fail_open": fails_open},
@@ -166,3 +171,24 @@ async def test_private_adapters_are_warned_of_where_envoy_fails_open(
     assert [each.startswith("1 adapters are for some tenants") for each in found] == (
         [True] if fails_open else []
     )
+
+
+async def test_a_canary_that_is_taken_back_is_said_of_what_declares_it(tmp_path: Path) -> None:
+    """Of a cluster's object in its status, of a store's alias where that is asked for."""
+    scene, cluster = Scene(tmp_path), "inferencemodelrewrite n/it"
+    targets = (("v1", 50.0), ("v2", 50.0))
+    alias = Terms(targets=(AliasTarget("v1", 50.0), AliasTarget("v2", 50.0)))
+    scene.service.declaring.set_rules([RuleSet(cluster, (Rule(cluster, ("sql",), targets),))])
+    make_all(scene.service.declaring.store([Declaration("law", terms=alias)]))
+    rewrites = scene.routing.rewrites
+    assert scene.service._status("law") == {}
+    for name, _ in itertools.product(("sql", "law"), range(100)):
+        drawn = rewrites.draw(name)
+        if drawn.model == "v2":
+            rewrites.refused(drawn.number)
+    scene.service.tell()
+
+    lost, _ = scene.news[-1]
+    assert lost[cluster].why.startswith("the canary v2 is taken back: ")
+    assert not lost[cluster].is_whole
+    assert scene.service._status("law") == {"taken_back": lost[cluster].why}

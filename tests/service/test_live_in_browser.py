@@ -17,6 +17,7 @@ from extproc.observe.livepage import FEED_PATH, MAX_VIEWERS
 from tests import clients
 from tests.browser import Browser, Page, running_browser
 from tests.e2e.harness import RouterProcess
+from tests.waiting import beside
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -46,7 +47,10 @@ class Scene:
 
 @asynccontextmanager
 async def showing(
-    num_pods: int = 2, adapters: Sequence[str] = ADAPTERS, policy: str = "least_harm"
+    num_pods: int = 2,
+    adapters: Sequence[str] = ADAPTERS,
+    policy: str = "least_harm",
+    shadow: dict[str, Any] | None = None,
 ) -> AsyncIterator[Scene]:
     pods = [
         await start_pod(PodConfig(name=f"pod-{n}", adapters=list(adapters), max_loras=2))
@@ -55,7 +59,7 @@ async def showing(
     static = [{"address": pod.address, "name": pod.name} for pod in pods]
     config = {
         "discovery": {"static": static},
-        "policy": {"name": policy},
+        "policy": {"name": policy, "shadow": shadow},
         "scrape": {"expiry_s": 1.0},
         "completions": {"source": "access_log", "lost_after_s": 600},
     }
@@ -120,6 +124,23 @@ async def test_what_is_held_is_shown_with_its_adapters_as_long_as_it_is() -> Non
 
         assert rows == "no route|0|1"
         assert page.problems == []
+
+
+async def test_a_policy_in_shadow_is_shown_with_its_answers_by_adapter() -> None:
+    shadow = {"name": "least_pending", "share": 1.0, "cpu_budget": 1.0}
+    async with showing(shadow=shadow) as scene:
+        page = await scene.open()
+        async with beside(asked_again(scene)):
+            await page.wait_for(f"{text_of('#shadow-note')}.includes('agree with the policy')")
+            await page.wait_for(f"{text_of('#shadow tbody tr > *')}.startsWith('customer-07|')")
+        assert await page.evaluate(text_of("#shadow-policy")) == "least_pending"
+        assert page.problems == []
+
+
+async def asked_again(scene: Scene) -> None:
+    while True:
+        await scene.route("customer-07")
+        await asyncio.sleep(0.05)
 
 
 async def test_when_the_router_is_gone_it_says_so_and_recovers_by_itself() -> None:

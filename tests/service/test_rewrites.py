@@ -18,7 +18,7 @@ routes: [{name: r, models: [alias], targets: [{model: a}]}]
 def test_targets_take_effect_when_the_configuration_changes() -> None:
     clocks = Clocks(lambda: 0.0, lambda: 0.0, random.Random(0))
     routing = Routing(parse_config(CONFIG), Founding(), router_id="r", clocks=clocks)
-    before = routing.rewrites.target("alias")
+    before = routing.rewrites.draw("alias").model
     routing.configure(parse_config(CONFIG.replace("model: a}", "model: b}")))
 
-    assert (before, routing.rewrites.target("alias")) == ("a", "b")
+    assert (before, routing.rewrites.draw("alias").model) == ("a", "b")

@@ -59,8 +59,8 @@ def rewrites_of(pools: Collection[PoolRef]) -> Declared[InferenceModelRewrite, R
 
 def _read(source: InferenceModelRewrite) -> tuple[RuleSet, str]:
     rules = decode_spec(source, _specs).rules or ()
-    name = source.metadata.name
-    return RuleSet(origin_of(source), tuple(map(_rule, repeat(name), count(), rules))), ""
+    origin = origin_of(source)
+    return RuleSet(origin, tuple(map(_rule, repeat(origin), count(), rules))), ""
 
 
 def _is_of(source: InferenceModelRewrite, pools: Collection[PoolRef]) -> bool:

@@ -14,7 +14,7 @@ import yaml
 
 from extproc.address import Address
 from extproc.costs import BYTES_PER_TOKEN, Costs
-from extproc.envoy.bootstrap import BootstrapOptions, render
+from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
 from extproc.lab.fakepod.config import PodConfig
 from extproc.lab.fleet.settings import FleetSettings
 from extproc.lab.fleet.virtualrouter import claim_of
@@ -145,6 +145,21 @@ def gateway_bootstrap(routers: Sequence[str], settings: FleetSettings) -> str:
             max_message_timeout_s=max(_ENVOY_HOLD_S, settings.max_hold_s + 5),
         )
     )
+
+
+def picker_bootstrap(pickers: Sequence[str]) -> str:
+    """Return the bootstrap of an Envoy that asks endpoint pickers by their protocol.
+
+    Bodies are full duplex, and responses go to them too. The pod is what they name in the header or
+    in the metadata. They have no access log and no health checks, which a picker need not have.
+    """
+    options = BootstrapOptions(Mode.FULL_DUPLEX, routers=tuple(pickers), access_log=False)
+    document = yaml.safe_load(render(options))
+    pods, router = document["static_resources"]["clusters"]
+    path = [{"key": pods["original_dst_lb_config"]["http_header_name"]}]
+    pods["original_dst_lb_config"]["metadata_key"] = {"key": "envoy.lb", "path": path}
+    del router["health_checks"]
+    return yaml.safe_dump(document, sort_keys=False)
 
 
 def balancer_bootstrap(balancer: str, pods: Sequence[str]) -> str:

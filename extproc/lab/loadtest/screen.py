@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import combinations
+from itertools import accumulate, combinations
 from statistics import fmean
 
 from rich.box import SIMPLE_HEAD
@@ -20,7 +20,8 @@ from extproc.lab.workload.intervals import Interval
 MAX_ADDED_S = 0.03
 """Three times the sum of gateway, network and client on a quiet machine."""
 _STAGE_WIDTH = 44
-_RATIO_WIDTH = len("1.00 (0.90-1.10) *") + 2
+_AROUND = 3
+"""Characters that a column has beside its text."""
 
 
 @contextmanager
@@ -73,7 +74,8 @@ def print_comparison(
 
     Figures of `twins` are in brackets: of the same requests in virtual time.
     """
-    console.print(_figures_table(labels, rounds, twins))
+    for table in _figures_tables(labels, rounds, twins, console.width):
+        console.print(table)
     if len(labels) > 1:
         for table in _ratios_tables(labels, rounds, console.width):
             console.print(table)
@@ -86,28 +88,50 @@ def print_comparison(
         console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
-def _figures_table(
-    labels: Sequence[str], rounds: Sequence[Round], twins: Sequence[RunResult]
-) -> Table:
+def _figures_tables(
+    labels: Sequence[str], rounds: Sequence[Round], twins: Sequence[RunResult], width: int
+) -> Iterator[Table]:
     num = len(counted(rounds))
     title = f"Means over {num} block{'' if num == 1 else 's'}"
     title += ", in brackets of the same requests in virtual time" if twins else ""
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-    table.add_column("")
-    for label in labels:
-        table.add_column(label, justify="right")
+    heads = [*(figure.head for figure in FIGURES.values()), "added to TTFT, ms"]
+    columns = [(label, [*_own_cells(label, rounds, twins)]) for label in labels]
+    return _tables(title, [*heads, "requests", "failed"], columns, width)
+
+
+def _own_cells(label: str, rounds: Sequence[Round], twins: Sequence[RunResult]) -> Iterator[str]:
+    """Yield a target's cells of the table of figures."""
     for figure in FIGURES.values():
-        cells = (_figure_cell(figure, label, rounds, twins) for label in labels)
-        table.add_row(figure.head, *cells)
-    added_s = (_added_s(rounds, label) for label in labels)
-    table.add_row(
-        "added to TTFT, ms", *("-" if each is None else f"{1e3 * each:.1f}" for each in added_s)
-    )
-    results = [[run.result for run in _runs(rounds, each) if run.result] for each in labels]
-    sent = (sum(run.metrics.num_offered for run in own) for own in results)
-    table.add_row("requests", *map(str, sent))
-    table.add_row("failed", *(str(sum(run.num_errors for run in own)) for own in results))
-    return table
+        yield _figure_cell(figure, label, rounds, twins)
+    added_s = _added_s(rounds, label)
+    yield "-" if added_s is None else f"{1e3 * added_s:.1f}"
+    results = [run.result for run in _runs(rounds, label) if run.result]
+    yield str(sum(run.metrics.num_offered for run in results))
+    yield str(sum(run.num_errors for run in results))
+
+
+def _tables(
+    title: str | None,
+    heads: Sequence[str],
+    columns: Sequence[tuple[str, Sequence[str]]],
+    width: int,
+) -> Iterator[Table]:
+    """Yield columns, each a name and its cells, in as many tables as leave all of them readable.
+
+    Each table has the rows' heads; the first has the title.
+    """
+    room = width - 1 - _AROUND - max(map(len, heads))
+    while columns:
+        widths = (max(map(len, [*name.splitlines(), *cells])) for name, cells in columns)
+        num = sum(end <= room for end in accumulate(_AROUND + each for each in widths)) or 1
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+        table.add_column("")
+        for name, _ in columns[:num]:
+            table.add_column(name, justify="right")
+        for row in zip(heads, *(cells for _, cells in columns[:num]), strict=True):
+            table.add_row(*row)
+        yield table
+        title, columns = None, columns[num:]
 
 
 def _figure_cell(
@@ -122,21 +146,11 @@ def _figure_cell(
 
 
 def _ratios_tables(labels: Sequence[str], rounds: Sequence[Round], width: int) -> Iterator[Table]:
-    """Yield the ratios of every two, in as many tables as leave each column readable."""
-    pairs = list(combinations(labels, 2))
-    widest = max(_RATIO_WIDTH, *(len(label) + 4 for label in labels))
-    num = max(1, (width - _RATIO_WIDTH) // widest)
-    for first in range(0, len(pairs), num):
-        title = "Paired ratios" if first == 0 else None
-        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-        table.add_column("")
-        for label, other in pairs[first : first + num]:
-            table.add_column(f"{label}\n/ {other}", justify="right")
-        for figure in FIGURES.values():
-            own = pairs[first : first + num]
-            ratios = [ratio_of(rounds, label, other, figure) for label, other in own]
-            table.add_row(short_head(figure), *map(ratio_words, ratios))
-        yield table
+    columns = []
+    for label, other in combinations(labels, 2):
+        ratios = (ratio_of(rounds, label, other, figure) for figure in FIGURES.values())
+        columns.append((f"{label}\n/ {other}", [*map(ratio_words, ratios)]))
+    return _tables("Paired ratios", [*map(short_head, FIGURES.values())], columns, width)
 
 
 def ratio_words(ratio: Interval | None) -> str:

@@ -2,6 +2,7 @@
 
 - `policy:NAME` or `policy:NAME?ARG=VALUE`: fake pods, a router with that policy, and a real Envoy.
 - `envoy:round_robin`, `envoy:least_request`: the same pods behind Envoy's own load balancer.
+- `picker:FILE` or `picker:FILE=LABEL`: the same pods, an endpoint picker of others, and Envoy.
 - `url:http://host:port` or `url:http://host:port=LABEL`: an OpenAI endpoint.
 
 Every process of a fleet is a process of the machine, on free ports of the loopback interface.
@@ -16,6 +17,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from extproc.lab.fleet.fleet import BASE_MODEL
@@ -26,22 +29,30 @@ from extproc.lab.loadtest.fleetfiles import (
     claim_headers,
     discovery_section,
     gateway_bootstrap,
+    picker_bootstrap,
     pod_configs,
     policy_section,
     router_config,
 )
 from extproc.lab.loadtest.listing import TargetError, base_url, fetch_listing
 from extproc.lab.loadtest.loads import Block
+from extproc.lab.loadtest.programs import (
+    GivenPicker,
+    GivenPod,
+    PickerProgram,
+    PodProgram,
+    read_program,
+)
 from extproc.lab.loadtest.replay import ReplaySettings, replay
 from extproc.lab.trials.specs import Suite
 from extproc.lab.trials.suites import variant_of
 from extproc.lab.workload.exchange import RequestForm, RequestRecord
 from extproc.lab.workload.requests import Arrival, Workload
 from extproc.plugins import PolicyError, load_policy
-from extproc.stack.processes import ChildProcess, StackError, free_port
-from extproc.stack.stack import Stack
+from extproc.stack.processes import START_TIMEOUT_S, ChildProcess, StackError, free_port
+from extproc.stack.stack import FakePod, Stack
 
-KINDS = ("policy", "envoy", "url")
+KINDS = ("policy", "envoy", "picker", "url")
 _NUM_WARM_UP = 8
 _WARM_UP_GAP_S = 0.1
 _WARM_UP_TOKENS = 8
@@ -53,14 +64,18 @@ class TargetSpec:
 
     Attributes:
         kind: One of `KINDS`.
-        name: A policy with its arguments, one of `BALANCERS`, or a base URL.
+        name: A policy with its arguments, one of `BALANCERS`, a file, or a base URL.
         label: The target's name in tables; unique among the targets compared. A policy in a
             suite's variant has the variant's.
+        picker: The program in the file.
+        pods: The model server that stands for the fake pods; None for these.
     """
 
     kind: str
     name: str
     label: str
+    picker: PickerProgram | None = field(default=None, kw_only=True)
+    pods: PodProgram | None = field(default=None, kw_only=True)
 
     @property
     def text(self) -> str:
@@ -77,7 +92,8 @@ def parse_target(text: str) -> TargetSpec:
     kind, _, name = text.partition(":")
     if kind not in KINDS or not name:
         raise TargetError(
-            f"target {text!r}: give policy:NAME, envoy:{'|'.join(BALANCERS)} or url:http://HOST:PORT"
+            f"target {text!r}: give policy:NAME, envoy:{'|'.join(BALANCERS)}, picker:FILE or "
+            "url:http://HOST:PORT"
         )
     if kind == "policy":
         _check_policy(name)
@@ -87,6 +103,9 @@ def parse_target(text: str) -> TargetSpec:
             raise TargetError(f"target {text!r}: allowed: envoy:{', envoy:'.join(BALANCERS)}")
         return TargetSpec(kind, name, f"envoy's {name}")
     url, _, label = name.partition("=")
+    if kind == "picker":
+        path = Path(url)
+        return TargetSpec(kind, url, label or path.stem, picker=read_program(path, PickerProgram))
     try:
         url = base_url(url)
     except TargetError as error:
@@ -94,13 +113,19 @@ def parse_target(text: str) -> TargetSpec:
     return TargetSpec(kind, url, label or url.split("://")[1])
 
 
-def parse_targets(texts: Sequence[str]) -> list[TargetSpec]:
+def parse_targets(texts: Sequence[str], pods: str = "") -> list[TargetSpec]:
     """Parse several targets.
+
+    Args:
+        texts: The targets.
+        pods: The file of the model server that stands for the fake pods; "" for these.
 
     Raises:
         TargetError: One is not valid, or two have the same label.
     """
-    return _distinct([parse_target(text) for text in texts])
+    specs = _distinct([parse_target(text) for text in texts])
+    program = read_program(Path(pods), PodProgram) if pods else None
+    return [replace(spec, pods=program) for spec in specs]
 
 
 def suite_targets(suite: Suite, labels: Sequence[str]) -> list[TargetSpec]:
@@ -237,7 +262,7 @@ async def _started(spec: TargetSpec, block: Block) -> AsyncIterator[RunningTarge
         yield RunningTarget(
             spec,
             stack.url,
-            pods={name: pod.url for name, pod in stack.pods.items()},
+            pods={} if spec.pods else {name: pod.url for name, pod in stack.pods.items()},
             programs=stack.children,
         )
     finally:
@@ -248,18 +273,36 @@ async def _start(stack: Stack, spec: TargetSpec, block: Block) -> None:
     settings, workload = block.settings_of(spec.label), block.workload
     adapters = workload.adapters
     configs = pod_configs(settings, adapters, BASE_MODEL)
-    await stack.start_pods({config.name: config for config in configs})
+    make = partial(GivenPod, spec.pods) if spec.pods else FakePod
+    await stack.start_pods({config.name: config for config in configs}, make)
+    bootstrap = await _bootstrap(stack, spec, settings, workload)
+    within_s = spec.picker.start_within_s if spec.picker else START_TIMEOUT_S
+    try:
+        await stack.start_envoy(bootstrap, adapters, within_s=within_s)
+    except StackError as error:
+        if not stack.url or spec.picker is None:
+            raise
+        asked = f"GET {stack.url}/v1/models"
+        raise StackError(f"the picker does not answer Envoy, as for {asked}") from error
+
+
+async def _bootstrap(
+    stack: Stack, spec: TargetSpec, settings: FleetSettings, workload: Workload
+) -> str:
+    """Start what chooses the pods, and return the bootstrap of an Envoy in front of it."""
+    pods = [pod.address for pod in stack.pods.values()]
     if spec.kind == "envoy":
-        pods = [pod.address for pod in stack.pods.values()]
-        bootstrap = balancer_bootstrap(spec.name, pods)
-    else:
-        addresses = [pod.address for pod in stack.pods.values()]
-        discovery = discovery_section(settings, addresses)
-        config = {**router_config(spec.name, settings, workload.tenants), "discovery": discovery}
-        for number, section in enumerate(_addresses(settings)):
-            await stack.start_router({**config, **section}, f"router-{number}")
-        bootstrap = gateway_bootstrap([each.address for each in stack.routers], settings)
-    await stack.start_envoy(bootstrap, adapters)
+        return balancer_bootstrap(spec.name, pods)
+    if spec.picker is not None:
+        names = [f"picker-{number}" for number in range(settings.num_routers)]
+        pickers = {name: GivenPicker(name, spec.picker, stack.pods) for name in names}
+        await stack.start_all(pickers)
+        return picker_bootstrap([each.address for each in pickers.values()])
+    discovery = discovery_section(settings, pods)
+    config = {**router_config(spec.name, settings, workload.tenants), "discovery": discovery}
+    for number, section in enumerate(_addresses(settings)):
+        await stack.start_router({**config, **section}, f"router-{number}")
+    return gateway_bootstrap([each.address for each in stack.routers], settings)
 
 
 def _addresses(settings: FleetSettings) -> list[dict[str, Any]]:

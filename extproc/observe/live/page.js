@@ -64,6 +64,7 @@ function show() {
   showQueue();
   showPods();
   showHeat();
+  showShadow();
   showDecisions();
 }
 
@@ -417,6 +418,41 @@ function showFirst() {
   $("first").parentNode.hidden = !rows.length;
   setText($("first-note"), rows.length ? "Of the last decisions kept, the slowest first." : "None: no streamed response has been reported by an access log.");
   $("first").tBodies[0].replaceChildren(...rows);
+}
+
+// --- in shadow ---------------------------------------------------------------------------------
+
+function showShadow() {
+  const { shadow } = frame;
+  document.querySelector("section.shadow").hidden = !shadow;
+  if (!shadow) return;
+  setText($("shadow-policy"), shadow.policy);
+  setText($("shadow-note"), shadowNote(shadow));
+  const rows = shadow.models.filter(([name]) => isWanted(name)).map(([name, num, agreed, harm]) => {
+    const row = make("tr");
+    const numbers = [String(num), num ? percent(agreed, num) : "–", harmText(harm)];
+    row.append(make("th", name, "", { scope: "row" }), ...numbers.map((text) => make("td", text, "number")));
+    return row;
+  });
+  $("shadow").parentNode.hidden = !rows.length;
+  $("shadow").tBodies[0].replaceChildren(...rows);
+}
+
+function shadowNote(shadow) {
+  const { num, num_agreed: agreed, num_failed: failed, skipped } = shadow;
+  const parts = [
+    num ? `${percent(agreed, num)} of ${plural(num, "answer")} agree with the policy in force` : "No answer yet",
+    `harm by its prices ${harmText(shadow.harm_s)}`,
+    `${failed} failed`,
+    `${skipped.budget + skipped.behind} skipped`,
+    `${duration(shadow.cpu_s)} of CPU`,
+  ];
+  if (num + failed) parts.push(`${Number((1000 * shadow.choose_s / (num + failed)).toPrecision(2))} ms for a choice`);
+  return `${parts.join(", ")}.${shadow.error ? ` The last error: ${shadow.error}` : ""}`;
+}
+
+function harmText(seconds) {
+  return seconds === null ? "–" : `${Number((1000 * seconds).toPrecision(2))} ms`;
 }
 
 // --- decisions ---------------------------------------------------------------------------------

@@ -57,8 +57,8 @@ def test_matches_are_alternatives_and_weights_stay_as_they_are() -> None:
     spec = rewrite(rule("a", "b", "a", v1=90, v2=10), rule("c", v1=None, v2=None))
 
     assert rules_of(spec) == (
-        Rule("it", ("a", "b"), (("v1", 90), ("v2", 10))),
-        Rule("it", ("c",), (("v1", None), ("v2", None))),
+        Rule("inferencemodelrewrite n/it", ("a", "b"), (("v1", 90), ("v2", 10))),
+        Rule("inferencemodelrewrite n/it", ("c",), (("v1", None), ("v2", None))),
     )
 
 
@@ -66,7 +66,7 @@ def test_matches_are_alternatives_and_weights_stay_as_they_are() -> None:
 def test_a_rule_without_matches_is_generic(matches: dict[str, Any]) -> None:
     spec = rewrite(matches | {"targets": [{"modelRewrite": "x"}]})
 
-    assert rules_of(spec) == (Rule("it", (), (("x", None),)),)
+    assert rules_of(spec) == (Rule("inferencemodelrewrite n/it", (), (("x", None),)),)
 
 
 def test_the_type_of_a_match_may_be_left_out() -> None:

@@ -445,38 +445,22 @@ def _step_ends(adapter: str, num: int) -> list[float]:
 # --- the size of CPU caches -------------------------------------------------------------------
 
 
-def cached(presumed: int | None) -> tuple[Fleet, str]:
-    """A fleet whose pods have 4 places in their CPU caches, and the digest of its run."""
+@pytest.mark.parametrize(("presumed", "num_warnings"), [(16, 1), (None, 0), (0, 0)])
+def test_routers_say_once_that_caches_are_smaller_than_configured(
+    presumed: int | None, num_warnings: int
+) -> None:
     settings = FleetSettings(
         num_pods=2, num_routers=2, max_loras=2, max_cpu_loras=4, presumed_cpu_loras=presumed
     )
-    work = poisson(600, rate_rps=6, num_adapters=12, output_tokens=20)
-    fleet = Fleet(settings, work, Founding, seed=1)
-    return fleet, fleet.run().digest()
+    fleet = Fleet(
+        settings, poisson(600, rate_rps=6, num_adapters=12, output_tokens=20), Founding, seed=1
+    )
+    fleet.run()
 
-
-def learned(fleet: Fleet) -> list[int | None]:
-    return [each.pool.caches.groups[""].learned for each in fleet.routers]
-
-
-@pytest.mark.parametrize("presumed", [16, 0])
-def test_routers_with_a_wrong_size_learn_the_right_one(presumed: int) -> None:
-    fleet, _ = cached(presumed)
-
-    assert all(size is not None and 4 <= size <= 6 for size in learned(fleet)), learned(fleet)
-
-
-def test_learning_changes_nothing_for_routers_with_the_right_size(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fleet, digest = cached(None)
-    assert 4 in learned(fleet)
-    assert set(learned(fleet)) <= {4, None}
-
-    monkeypatch.setattr("extproc.pods.speeds.MAX_BODY_BYTES", -1)
-    unlearned, same = cached(None)
-    assert learned(unlearned) == [None, None]
-    assert digest == same
+    for router in fleet.routers:
+        said = [*router.pool.speeds.take_news(), *router.pool.speeds.take_news()]
+        assert len(said) == num_warnings
+        assert all("pods.max_cpu_loras (16) more than" in each for each in said)
 
 
 # --- kinds of pods -------------------------------------------------------------------------------

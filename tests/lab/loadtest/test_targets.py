@@ -69,7 +69,7 @@ def test_a_target_is_read(text: str, spec: TargetSpec) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("founding", "give policy:NAME, envoy:round_robin|least_request or url:"),
+        ("founding", "give policy:NAME, envoy:round_robin|least_request, picker:FILE or url:"),
         ("policy:", "give policy:NAME"),
         ("policy:nosuch", "policy nosuch: unknown; allowed: founding, least_harm"),
         ("policy:founding?threshold=many", "could not convert"),

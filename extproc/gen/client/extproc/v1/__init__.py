@@ -10,6 +10,7 @@ __all__ = (
     "Outcome",
     "Pick",
     "Rejection",
+    "Shadow",
     "WatchRequest",
 )
 
@@ -143,6 +144,14 @@ class Decision(betterproto2.Message):
     """
     How the request ended. With a pick: it had ended before this was sent. Without a pick and a
     rejection: news of a pick that was told before; `time` is when the server heard of it.
+    """
+
+    shadow: "Shadow | None" = betterproto2.field(
+        9, betterproto2.TYPE_MESSAGE, optional=True
+    )
+    """
+    What a policy in shadow answered about the pick. Absent without one, where it was not asked, and
+    where it had not answered when this was sent.
     """
 
 
@@ -361,6 +370,58 @@ class Rejection(betterproto2.Message):
 
 
 default_message_pool.register_message("extproc.v1", "Rejection", Rejection)
+
+
+@dataclass(eq=False, repr=False)
+class Shadow(betterproto2.Message):
+    """
+    What a policy in shadow would have chosen. No request depends on it.
+    """
+
+    policy: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
+    """
+    Its name.
+    """
+
+    result: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
+    """
+    `agreed`, `differed` (another pod), `waited` (it would hold the request) or `failed`.
+    """
+
+    endpoint: "str" = betterproto2.field(3, betterproto2.TYPE_STRING)
+    """
+    `ip:port` that it chose, and that pod's name; empty for none.
+    """
+
+    endpoint_name: "str" = betterproto2.field(4, betterproto2.TYPE_STRING)
+
+    error: "str" = betterproto2.field(5, betterproto2.TYPE_STRING)
+    """
+    Its error, of a failure.
+    """
+
+    harm_seconds: "float | None" = betterproto2.field(
+        6, betterproto2.TYPE_DOUBLE, optional=True
+    )
+    """
+    The price of that pod minus that of the chosen one, by the policy in force; absent where that
+    has no prices.
+    """
+
+    choose_seconds: "float" = betterproto2.field(7, betterproto2.TYPE_DOUBLE)
+    """
+    What choosing took it.
+    """
+
+    num_asked: "int" = betterproto2.field(8, betterproto2.TYPE_UINT64)
+    """
+    Its answers about the model so far, and how many of them agreed. Failures do not count.
+    """
+
+    num_agreed: "int" = betterproto2.field(9, betterproto2.TYPE_UINT64)
+
+
+default_message_pool.register_message("extproc.v1", "Shadow", Shadow)
 
 
 @dataclass(eq=False, repr=False)
