@@ -230,14 +230,20 @@ async def test_models_are_listed_from_the_whole_pool(pods: list[RunningPod]) -> 
         assert (none.status, none.body["error"]["code"]) == (404, "model_not_found")
 
 
+@pytest.mark.parametrize(
+    ("request_section", "header"),
+    [({"session_header": "x-session"}, "x_session"), ({}, "x_claude_code_session_id")],
+)
 async def test_a_session_stays_on_one_pod_and_may_ask_for_stored_responses(
-    pods: list[RunningPod],
+    pods: list[RunningPod], request_section: dict[str, str], header: str
 ) -> None:
-    config = configuration(pods, request={"session_header": "x-session"}, policy={"name": "random"})
+    """Also with nothing configured, by the header of a coding agent."""
+    config = configuration(pods, request=request_section, policy={"name": "random"})
     async with serving(config) as service:
-        routed = [await clients.route(service.channel, "a", x_session="s") for _ in range(8)]
-        stored = await clients.get(service.channel, "/v1/responses/r-1", x_session="s")
-        unknown = await clients.get(service.channel, "/v1/responses/r-1", x_session="other")
+        own, other = {header: "s"}, {header: "other"}
+        routed = [await clients.route(service.channel, "a", **own) for _ in range(8)]
+        stored = await clients.get(service.channel, "/v1/responses/r-1", **own)
+        unknown = await clients.get(service.channel, "/v1/responses/r-1", **other)
 
         assert len({each.destination for each in routed}) == 1
         assert stored.destination == routed[0].destination
