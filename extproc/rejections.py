@@ -95,7 +95,7 @@ STORED_RESPONSE = Rejection(
     400,
     Reason.STORED_RESPONSE,
     "A stored response is kept on one pod, which the router cannot find again. Send the whole "
-    "conversation, or ask the operator to configure a session header.",
+    "conversation, or its name in a header that the operator has in request.session_sources.",
     param="previous_response_id",
 )
 

@@ -33,7 +33,7 @@ def entered() -> dict[str, list[str]]:
     files: dict[str, list[str]] = {step: [] for step in STEPS.values()}
 
     def timed(step: str, run: Callable[[], Any]) -> Any:
-        found = files["report" if step == "parse" else step] if step != "later" else []
+        found = files.get("report" if step == "parse" else step, [])
 
         def note(frame: FrameType, event: str, _: object) -> None:
             if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
