@@ -123,6 +123,12 @@ def test_what_came_before_the_warm_up_is_as_if_it_had_not_been() -> None:
         measured(early, warm_up_s=4)
 
 
+def test_the_warm_up_ends_by_plan_also_where_the_generator_lags() -> None:
+    late = [record(n, float(n), delay_s=1.5) for n in range(6)]
+
+    assert measured(late, warm_up_s=4).metrics.num_offered == 2
+
+
 @given(st.lists(st.floats(0.0, 30.0), min_size=1))
 def test_percentiles_are_values_that_were_measured(values: list[float]) -> None:
     ordered = sorted(values)
