@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import cleandoc
 from typing import Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
@@ -55,7 +56,7 @@ def render() -> str:
 def _section(name: str, section: type[Section]) -> list[str]:
     """Return the text about a section and those in it."""
     heading = "#" * (2 + name.count("."))
-    parts = [f"\n{heading} {name}\n", f"{section.__doc__}\n", *_table(section)]
+    parts = [f"\n{heading} {name}\n", f"{cleandoc(str(section.__doc__))}\n", *_table(section)]
     for inner_name, field in section.model_fields.items():
         inner = section_in(field.annotation)
         if inner is not None:

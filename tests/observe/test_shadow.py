@@ -298,10 +298,9 @@ async def test_another_configuration_starts_changes_and_ends_it() -> None:
 
 def own_children() -> list[str]:
     """Processes of policies in shadow that this one has."""
-    found = subprocess.run(
-        ["ps", "-o", "args=", "--ppid", str(os.getpid())], stdout=subprocess.PIPE, check=False
-    )
-    return [each for each in found.stdout.decode().splitlines() if "shadowchild" in each]
+    listed = [each.read_text() for each in Path("/proc/self/task").glob("*/children")]
+    commands = [Path(f"/proc/{pid}/cmdline").read_text() for pid in " ".join(listed).split()]
+    return [each for each in commands if "shadowchild" in each]
 
 
 async def test_it_has_the_lowest_priority() -> None:
