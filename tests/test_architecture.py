@@ -550,7 +550,7 @@ CEILINGS = {
     "request": 2_818,
     "peers": 1_024,
     "discovery": 1_857,
-    "observe": 2_647,
+    "observe": 2_656,
     "config": 981,
     "service": 908,
     "plugins": 72,

@@ -90,10 +90,12 @@ class Shadow:
         while True:
             self._has_changed.clear()
             self._trouble = self._last_error = ""
-            async with asyncio.TaskGroup() as tasks:
-                running = tasks.create_task(self._keep(self._settings))
+            # Not of a TaskGroup, which may cancel it a second time.
+            running = asyncio.create_task(self._keep(self._settings))  # noqa: TID251
+            try:
                 await self._has_changed.wait()
-                running.cancel()
+            finally:
+                await _ended(running)
 
     async def _keep(self, settings: ShadowSettings | None) -> None:
         pause_s = MIN_PAUSE_S
@@ -234,3 +236,16 @@ class Shadow:
             "of",
             lambda: {"cpu": self._cpu_s, "choose": self._choose_s},
         )
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Cancel a task once, and wait for its end: a second time would leave its process unreaped."""
+    task.cancel()
+    again: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            again = error
+    if again is not None:
+        raise again
