@@ -550,7 +550,7 @@ CEILINGS = {
     "request": 2_818,
     "peers": 1_024,
     "discovery": 1_857,
-    "observe": 2_656,
+    "observe": 2_657,
     "config": 981,
     "service": 908,
     "plugins": 72,

@@ -33,7 +33,8 @@ def entered() -> dict[str, list[str]]:
     files: dict[str, list[str]] = {step: [] for step in STEPS.values()}
 
     def timed(step: str, run: Callable[[], Any]) -> Any:
-        found = files.get("report" if step == "parse" else step, [])
+        is_beside = step in ("later", "shadow")
+        found = [] if is_beside else files["report" if step == "parse" else step]
 
         def note(frame: FrameType, event: str, _: object) -> None:
             if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):

@@ -155,7 +155,7 @@ def add_gauges(
     telemetry.add_counters(
         "observer_errors",
         "Failures of observers: telemetry, decisions, attainment, tracing, relay, "
-        "telling or canaries. Requests continue. At most one log line in 10 s.",
+        "telling, canaries or arms. Requests continue. At most one log line in 10 s.",
         "observer",
         lambda: observers.num_errors,
     )

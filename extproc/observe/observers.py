@@ -1,22 +1,25 @@
 """The calls of observers, which must not fail a request.
 
-Telemetry, published decisions, attainment, spans, the relay to peers and the messages to them are
-observers: no response depends on them. An exception of theirs is counted and logged, and goes no
-further.
+Telemetry, published decisions, attainment, spans, the relay to peers, the messages to them and the
+judges of canaries and trials are observers: no response depends on them. An exception of theirs is
+counted and logged, and goes no further.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TypeVar, TypeVarTuple
+from typing import Literal, TypeVar, TypeVarTuple, get_args
 
 log = logging.getLogger(__name__)
 
 _Args = TypeVarTuple("_Args")
 _T = TypeVar("_T")
 
-NAMES = ("telemetry", "decisions", "attainment", "tracing", "relay", "telling", "canaries")
+Name = Literal[
+    "telemetry", "decisions", "attainment", "tracing", "relay", "telling", "canaries", "arms"
+]
+NAMES: tuple[Name, ...] = get_args(Name)
 """The observers, as values of a metric's label."""
 
 
@@ -30,8 +33,8 @@ class Observers:
     def __init__(self) -> None:
         self.num_errors = dict.fromkeys(NAMES, 0)
 
-    def call(self, name: str, observe: Callable[[*_Args], _T], *args: *_Args) -> _T | None:
-        """Call the observer `name`, one of `NAMES`, and return its result; None if it raised."""
+    def call(self, name: Name, observe: Callable[[*_Args], _T], *args: *_Args) -> _T | None:
+        """Call the observer `name`, and return its result; None if it raised."""
         try:
             return observe(*args)
         except Exception:

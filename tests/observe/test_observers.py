@@ -58,6 +58,7 @@ def serve(scene: Scene) -> None:
     [
         *((name, name) for name in ("telemetry", "decisions", "attainment")),
         ("rewrites", "canaries"),
+        ("arms", "arms"),
     ],
 )
 def test_requests_are_served_and_counted_whichever_observer_raises(part: str, broken: str) -> None:
