@@ -551,7 +551,7 @@ CEILINGS = {
     "peers": 1_024,
     "discovery": 1_857,
     "observe": 2_657,
-    "config": 981,
+    "config": 975,
     "service": 908,
     "plugins": 72,
     "stack": 286,

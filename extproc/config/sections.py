@@ -7,8 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from extproc.config.base import HostPort, Section
-from extproc.config.shadow import ShadowConfig
-from extproc.config.trial import TrialConfig
+from extproc.config.otherpolicies import ShadowConfig, TrialConfig
 from extproc.routing.policies import BUILT_IN
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from extproc.adapters.sources import DeclarationSources
 from extproc.config import Config, configured
 from extproc.config.configfile import ConfigError
+from extproc.config.otherpolicies import TrialConfig
 from extproc.config.sections import PolicyConfig
-from extproc.config.trial import TrialConfig
 from extproc.observe.arms import ArmRecorder
 from extproc.observe.attainment import Attainment
 from extproc.observe.shadowing import ShadowSettings

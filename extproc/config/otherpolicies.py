@@ -1,23 +1,45 @@
-"""The section about a policy in shadow."""
+"""Policies beside the one in force: on trial, and in shadow."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
 from extproc.config.base import Section
 
 
-class ShadowConfig(Section):
-    """Another policy that is asked about some decisions after they were made, in a process of its
-    own. Nothing depends on its answers; metrics, the live page and `extproc watch` compare them
-    ([a policy in shadow](first-policy.md#try-it-in-shadow))."""
+class OtherPolicy(Section):
+    """A policy beside the one in force."""
 
     name: str = Field(min_length=1, description="As `policy.name` has it. Live.")
     args: dict[str, Any] = Field(
         default_factory=dict, description="Its keyword arguments, as `policy.args` has them. Live."
     )
+
+
+class TrialConfig(OtherPolicy):
+    """A policy that decides for a share of the requests, until it is found worse."""
+
+    share: float = Field(
+        0.05,
+        gt=0,
+        le=0.5,
+        description="Probability that a request, conversation or tenant is in the trial's arm. "
+        "Live.",
+    )
+    by: Literal["request", "tenant"] = Field(
+        "request",
+        description="`request`: each request has an arm, and all requests of a session have the "
+        "same. `tenant`: each tenant has one, and requests without a tenant have none. Live.",
+    )
+
+
+class ShadowConfig(OtherPolicy):
+    """Another policy that is asked about some decisions after they were made, in a process of its
+    own. Nothing depends on its answers; metrics, the live page and `extproc watch` compare them
+    ([a policy in shadow](first-policy.md#try-it-in-shadow))."""
+
     share: float = Field(
         0.1,
         gt=0,
