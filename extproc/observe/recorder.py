@@ -57,11 +57,16 @@ class Recorder:
         self, result: Pick | Rejection | Ticket, seconds: float | None, *, now: float
     ) -> None:
         """Record a routing result and the seconds it took; None for that of a held request."""
-        call = self.observers.call
-        call("telemetry", self.telemetry.routed, result, seconds)
-        if isinstance(result, Pick):
-            record = DecisionRecord(result, self.wall_clock(), seconds or 0.0)
-            call("decisions", self.decisions.publish, record)
+        # As `Observers.call`, here and in `completed`, where every request comes.
+        try:
+            self.telemetry.routed(result, seconds)
+        except Exception:
+            self.observers.failed("telemetry")
+        if type(result) is Pick:
+            try:
+                self.decisions.publish(DecisionRecord(result, self.wall_clock(), seconds or 0.0))
+            except Exception:
+                self.observers.failed("decisions")
 
     def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
         """Record an error response of ours to the request with `headers`."""
@@ -99,14 +104,23 @@ class Recorder:
         is_attained = None
         if self.knows_times():
             path, claim = path_label(request.path or OTHER), request.claim
-            call("attainment", self.attainment.completed, path, completion, now)
-            call("telemetry", telemetry.logged, ended, completion)
+            try:
+                self.attainment.completed(path, completion, now)
+            except Exception:
+                self.observers.failed("attainment")
+            try:
+                telemetry.logged(ended, completion)
+            except Exception:
+                self.observers.failed("telemetry")
             if claim.ttft_s is not None:
                 is_attained = is_in_time(claim.ttft_s, completion)
                 call("telemetry", telemetry.route_judged, claim, is_attained)
         else:
             call("telemetry", telemetry.completed, completion.outcome, completion.lag_s)
-        call("decisions", self.decisions.ended, ended, self.wall_clock())
+        try:
+            self.decisions.ended(ended, self.wall_clock())
+        except Exception:
+            self.observers.failed("decisions")
         if request._drawn:
             call("canaries", self.rewrites.ended, ended, is_attained)
         if self.arms.trial is not None:
