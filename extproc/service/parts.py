@@ -74,7 +74,7 @@ class Parts:
     """The parts of one router; nothing runs and nobody listens yet.
 
     Attributes:
-        changed: Set when a pod has been asked, and when the endpoints or the adapters have changed.
+        changed: Set when what a pod lists, the endpoints or the adapters have changed.
         endpoints: The endpoints of discovery, handed on to all that follow them.
 
     Raises:
