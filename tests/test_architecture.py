@@ -547,7 +547,7 @@ CEILINGS = {
     "queue": 910,
     "adapters": 4_066,
     "routing": 1_918,
-    "request": 2_823,
+    "request": 2_829,
     "peers": 1_024,
     "discovery": 1_857,
     "observe": 2_667,

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = f"{ROOT / 'extproc'}/"
 STEPS = {"A request": "request", "A scrape": "report", "An access log entry": "log"}
 """The headings in CONTRIBUTING.md, and what is driven for each."""
-MOST = {"request": (144, 45), "report": (90, 32), "log": (88, 35)}
+MOST = {"request": (142, 45), "report": (90, 32), "log": (88, 35)}
 """Calls and files of each step at most, by Python 3.11. What makes one longer says why."""
 
 
