@@ -89,7 +89,7 @@ class Services:
             endings.complete,
             wall_clock=clocks.wall_clock,
             on_refusal=endings.refused,
-            on_garbage=telemetry.access_log_garbage,
+            on_garbage=telemetry.access_log_errors.add,
             on_foreign=None if config.peers is None else relay.pass_on,
             on_recorded=(lambda: None) if config.peers is None else relay.flush,
             on_streams=accounting.record_access_logs,
