@@ -16,8 +16,7 @@ from extproc.envoy.endings import Endings
 from extproc.envoy.health import HealthService
 from extproc.meters import Meters
 from extproc.observe.recorder import Recorder
-from extproc.observe.traced import Traced
-from extproc.observe.tracing import Tracing
+from extproc.observe.tracing import Traced, Tracing
 from extproc.peers.peering import ObservedRelay
 from extproc.request.codec import Codec
 from extproc.request.interfaces import StreamParts, StreamSettings
