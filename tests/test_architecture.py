@@ -555,7 +555,7 @@ CEILINGS = {
     "plugins": 72,
     "stack": 286,
     "lab": 6_567,
-    "commands": 2_392,
+    "commands": 2_366,
     "address": 53,
     "bounds": 29,
     "costs": 41,
