@@ -549,7 +549,7 @@ CEILINGS = {
     "request": 2_818,
     "peers": 1_024,
     "discovery": 1_857,
-    "observe": 2_540,
+    "observe": 2_542,
     "config": 975,
     "service": 907,
     "plugins": 72,

@@ -275,21 +275,17 @@ def _speed(view: EndpointView, slowness: Slowness | None, is_slow: bool) -> dict
 def _cells(names: Sequence[str], views: Sequence[EndpointView]) -> dict[str, str]:
     """Return a row of cells for each adapter.
 
-    Most pods list the same models, so rows start as copies of few patterns.
+    Most pods list the same models: a row is translated from the numbers of their lists.
     """
-    listings = [view.registered for view in views]
-    lists = {listed for listed in listings if listed is not None}
-    patterns: dict[frozenset[frozenset[str]], bytes] = {}
+    lists = {listed: number for number, listed in enumerate({view.registered for view in views})}
+    numbers = bytearray(lists[view.registered] for view in views)  # below 256: `MAX_PODS`
     rows: dict[str, bytearray] = {}
     for name in names:
-        having = frozenset(listed for listed in lists if name in listed)
-        if having not in patterns:
-            marks = (
-                _UNKNOWN if listed is None else _REGISTERED if listed in having else _ABSENT
-                for listed in listings
-            )
-            patterns[having] = bytes(marks)
-        rows[name] = bytearray(patterns[having])
+        marks = [
+            _UNKNOWN if listed is None else _REGISTERED if name in listed else _ABSENT
+            for listed in lists
+        ]
+        rows[name] = numbers.translate(bytes(marks).ljust(256))
     for place, view in enumerate(views):
         for mark, residents in ((_IN_CPU, view.cpu_adapters), (_IN_GPU, view.gpu_adapters)):
             for name in residents:
