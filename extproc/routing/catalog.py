@@ -239,7 +239,8 @@ class Catalog:
 
     def admits_undeclared(self) -> bool:
         """Return whether adapters that pods list, and nobody declares, get requests."""
-        return self._may_admit and self._sources.terms_are_known()
+        sources = self._sources
+        return self._may_admit and (sources.had_terms or sources.terms_are_known())
 
     def proven(self, request: RequestInfo) -> RequestInfo:
         """Return a request that names a version by its served name, for the pods alone that may get
