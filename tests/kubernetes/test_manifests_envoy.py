@@ -127,23 +127,6 @@ async def test_envoy_gateway_pings_the_routers_for_requests_and_for_the_log(over
     assert pings == {"accesslog_als_0_0": expected, "envoyextensionpolicy": expected}
 
 
-@pytest.mark.parametrize("overlay", [OVERRIDE, ORIGINAL])
-async def test_connections_to_pods_idle_for_less_than_any_pod_keeps_them(overlay: str) -> None:
-    """Of two clusters of one name Envoy keeps that of its bootstrap."""
-    services = {name: ["127.0.0.1:9"] for name in ("extproc", "extproc-log", "vllm")}
-    text = build(MANIFESTS / "overlays" / overlay)
-    found = await asyncio.to_thread(translate, text, services)
-    clusters = [*found.clusters, *found.bootstrap["staticResources"]["clusters"]]
-    by_name = {each["name"]: each for each in clusters}
-    idle = set()
-    for name, cluster in by_name.items():
-        if name.startswith("httproute/"):
-            (http,) = cluster["typedExtensionProtocolOptions"].values()
-            idle.add(http["commonHttpProtocolOptions"]["idleTimeout"])
-
-    assert idle == {"0.500s"}
-
-
 async def test_a_request_id_of_a_client_is_replaced(gateway: Gateway) -> None:
     gateway.pods[1].pod.last_requests.clear()
     await gateway.client.chat("only-1", headers={"x-request-id": "mine"})
