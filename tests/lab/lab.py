@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from extproc.lab.fleet.fleet import Fleet
@@ -41,6 +42,15 @@ def poisson(
         }
         arrivals.append(arrival(at_s, name, **lengths))
     return workload(*arrivals, adapters=names)
+
+
+def write_trace(folder: Path, work: Workload) -> Path:
+    """Write the requests as a trace, and return its file."""
+    path = folder / "trace.csv"
+    rows = [(a.at_s, a.adapter or "", a.prompt_tokens, a.output_tokens) for a in work.arrivals]
+    lines = [",".join(map(str, row)) for row in rows]
+    path.write_text("\n".join(["arrival_s,adapter,prompt_tokens,output_tokens", *lines]))
+    return path
 
 
 def watching(look: Callable[[Snapshot, RequestInfo], object]) -> type[Policy]:

@@ -17,6 +17,7 @@ from extproc.lab.opponents import make_policy
 from extproc.lab.workload.judge import MIN_ADAPTER_REQUESTS, percentile
 from extproc.lab.workload.recorded import Record
 from extproc.lab.workload.running import FleetResult
+from extproc.lab.workload.traces import RANK
 
 MAX_ERROR = 0.25
 """A predicted time that differs by more from the recorded one is no base for a promise."""
@@ -26,8 +27,6 @@ WARM_UP = 0.1
 """Part of the record at whose beginning the virtual pods are colder than the real ones were."""
 _BY_CHANCE = 1.96
 """Standard errors on both sides of a 95 % interval."""
-RANK = 16
-"""Of every adapter: a record does not have them."""
 
 
 @dataclass(frozen=True, slots=True)

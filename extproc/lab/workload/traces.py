@@ -13,6 +13,9 @@ from random import Random
 from extproc.lab.workload.draws import RANKS_MIXED, round_robin_ranks
 from extproc.lab.workload.requests import Arrival, Workload
 
+RANK = 16
+"""Of every adapter of a record, which does not have them."""
+
 
 class Half(StrEnum):
     """A part of a trace: policies are developed on one half and judged on the other."""

@@ -192,7 +192,7 @@ def add_options(parser: LocustArgumentParser) -> None:
     Defaults have the option's type: the web UI converts by it.
     """
     add = parser.add_argument
-    text = f"{', '.join(names())}, SUITE/SCENARIO, or a saved workload's path"
+    text = f"{', '.join(names())}, SUITE/SCENARIO, or the path of a trace"
     add("--workload", default="zipf", help=text)
     add("--rate", type=float, default=0.0, help="requests per second; 0: the workload's own")
     add("--requests", type=int, default=0, help="how many; 0: the workload's own")
