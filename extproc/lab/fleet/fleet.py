@@ -26,11 +26,11 @@ from extproc.lab.fleet.settings import (
     PodLoss,
     SlowPod,
 )
-from extproc.lab.fleet.virtuallinks import FleetTelling
 from extproc.lab.fleet.virtualpod import FleetPod, started_engine
 from extproc.lab.fleet.virtualrouter import (
     BODY_BYTES_PER_TOKEN,
     FleetRouter,
+    FleetTelling,
     claim_of,
     prefix_hashes,
 )
