@@ -62,10 +62,6 @@ class Timeline(Struct, frozen=True, gc=False):
         first_token_s: End of the step that produced its first token; for a request without output
             the end of its prefill.
         finished_s: End of its last step; None while it runs.
-        num_preemptions: Number of times that it lost its KV.
-        slot_wait_s: Seconds from when it was first skipped for want of an adapter slot until it
-            ran; 0 if it never was.
-        num_cached_tokens: Prompt tokens whose KV was cached.
     """
 
     request: EngineRequest
@@ -73,9 +69,6 @@ class Timeline(Struct, frozen=True, gc=False):
     scheduled_s: float
     first_token_s: float
     finished_s: float | None
-    num_preemptions: int
-    slot_wait_s: float = 0.0
-    num_cached_tokens: int = 0
 
 
 class EngineStats(Struct, frozen=True, gc=False):

@@ -214,7 +214,6 @@ class Scheduler:
         sequence.kept = self._leave(sequence, is_kept=True)
         sequence.is_running = False
         sequence.computed = 0
-        sequence.num_preemptions += 1
         self.waiting.put_back(sequence)
         batch.preempted.append(sequence.request)
 
@@ -230,9 +229,9 @@ class Scheduler:
             is_full = len(self._num_by_adapter) >= self._max_loras
             sequence = self.waiting.first(self._num_by_adapter if is_full else None)
             if sequence is None:
-                self.waiting.defer(inf, now=now)
+                self.waiting.defer(inf)
                 return
-            self.waiting.defer(sequence.order, now=now)
+            self.waiting.defer(sequence.order)
             if not self._has_room(sequence):
                 return
             self._start(sequence, batch, now)
@@ -249,12 +248,9 @@ class Scheduler:
         self.running[sequence] = None
         self.is_regrouped = True
         sequence.is_running = True
-        if sequence.deferred_s is not None:
-            sequence.slot_wait_s += now - sequence.deferred_s
         self._find_prefix(sequence)
         if sequence.scheduled_s is None:
             sequence.scheduled_s = now
-            sequence.num_cached_tokens = sequence.computed
             batch.num_prompt_tokens += sequence.request.prompt_tokens
             batch.num_cached_tokens += sequence.computed
         tokens = min(sequence.num_tokens - sequence.computed, batch.budget)

@@ -274,7 +274,7 @@ def test_a_full_kv_cache_preempts_the_newest_which_recomputes() -> None:
     steps = _run_to_end(engine, EngineRequest("old", 30, 10), EngineRequest("new", 30, 10))
     finished = [timeline for step in steps for timeline in step.finished]
 
-    assert [(t.request.id, t.num_preemptions) for t in finished] == [("old", 0), ("new", 1)]
+    assert [timeline.request.id for timeline in finished] == ["old", "new"]
     assert [[r.id for r in step.preempted] for step in steps if step.preempted] == [["new"]]
 
 
@@ -454,15 +454,6 @@ def test_requests_that_run_together_share_the_kv_of_their_beginning() -> None:
     assert step is not None
     assert step.prefill_tokens == 816 + 9 * 16
     assert step.stats.kv_usage_ratio == 60 / 100  # 50 shared blocks, and 10 of their own
-
-
-def test_the_time_that_a_request_waits_for_a_slot_is_told_apart() -> None:
-    engine = Engine(replace(INSTANT, step_s=1.0), max_loras=1)
-    engine.submit(EngineRequest("first", 10, 3, "a"), now=0.0)
-    engine.submit(EngineRequest("gated", 10, 1, "b"), now=0.0)
-    finished = engine.advance(now=0.0, until=100.0).finished
-
-    assert [(t.request.id, t.slot_wait_s) for t in finished] == [("first", 0.0), ("gated", 3.0)]
 
 
 def test_a_step_must_have_room_for_a_token_of_every_sequence() -> None:
