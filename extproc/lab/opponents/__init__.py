@@ -22,8 +22,7 @@ from extproc.lab.opponents.gateways import (
     LoraAffinity,
     ScrapesOnly,
 )
-from extproc.lab.opponents.lmetric import LMetric
-from extproc.lab.opponents.slora import SloraRoom
+from extproc.lab.opponents.papers import LMetric, SloraRoom
 from extproc.plugins import load_policy
 from extproc.routing.policies import (
     Founding,
