@@ -7,8 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from extproc.lab.fleet.fleet import Fleet
 from extproc.lab.fleet.settings import FleetEvent, FleetSettings
+from extproc.lab.workload.exchange import RequestRecord
 from extproc.lab.workload.requests import Arrival, Workload
 from extproc.lab.workload.running import FleetResult
 from extproc.routing.policies import LeastPending, Policy
@@ -51,6 +54,11 @@ def write_trace(folder: Path, work: Workload) -> Path:
     lines = [",".join(map(str, row)) for row in rows]
     path.write_text("\n".join(["arrival_s,adapter,prompt_tokens,output_tokens", *lines]))
     return path
+
+
+def load_records(path: Path) -> list[RequestRecord]:
+    """Read what `save_records` wrote."""
+    return msgspec.json.Decoder(RequestRecord).decode_lines(path.read_bytes())
 
 
 def watching(look: Callable[[Snapshot, RequestInfo], object]) -> type[Policy]:

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from extproc.lab.loadtest.replay import ReplaySettings, replay
-from extproc.lab.workload.exchange import RequestForm, RequestRecord, load_records
+from extproc.lab.workload.exchange import RequestForm, RequestRecord
 from extproc.lab.workload.judge import Slo
 from extproc.lab.workload.requests import Workload
 from extproc.lab.workload.synthetic import zipf
-from tests.lab.lab import write_trace
+from tests.lab.lab import load_records, write_trace
 from tests.vllm.server import ADAPTERS, BASE_MODEL, ROOT, VllmServer
 
 NUM_ADAPTERS = 4

@@ -11,8 +11,9 @@ import pytest
 
 from extproc.lab.engine.profiles import H100_8B, INSTANT
 from extproc.lab.fakepod.podserver import PodConfig, RunningPod, start_pod
-from extproc.lab.workload.exchange import RequestRecord, load_records
+from extproc.lab.workload.exchange import RequestRecord
 from tests.e2e.harness import free_port
+from tests.lab.lab import load_records
 from tests.lab.loadtest.loads import SLO
 from tests.lab.loadtest.locusts import (
     LOCUSTFILE,
