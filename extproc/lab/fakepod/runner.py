@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from extproc.lab.engine.engine import Engine
 from extproc.lab.engine.records import EngineRequest, EngineStats, Step
@@ -77,12 +76,6 @@ class Generation:
         self.advance(0, is_finished=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Load:
-    adapter: str
-    done: asyncio.Future[None]
-
-
 class EngineRunner:
     """One engine in real time.
 
@@ -113,7 +106,7 @@ class EngineRunner:
         self._free_at = clock()
         self._generations: dict[str, Generation] = {}
         self._aborted: set[str] = set()
-        self._loads: deque[_Load] = deque()
+        self._loads: deque[tuple[str, asyncio.Future[None]]] = deque()
         self._wake = asyncio.Event()
 
     def submit(self, request: EngineRequest) -> Generation:
@@ -146,10 +139,10 @@ class EngineRunner:
         """
         if self.is_dead:
             raise EngineDeadError
-        load = _Load(adapter, asyncio.get_running_loop().create_future())
-        self._loads.append(load)
+        done = asyncio.get_running_loop().create_future()
+        self._loads.append((adapter, done))
         self._wake.set()
-        await load.done
+        await done
 
     async def run(self) -> None:
         """Step until cancelled. At the end, every waiting request and load fails."""
@@ -161,18 +154,18 @@ class EngineRunner:
             error = EngineDeadError()
             for generation in self._generations.values():
                 generation.fail(error)
-            for load in self._loads:
-                if not load.done.done():
-                    load.done.set_exception(error)
+            for _, done in self._loads:
+                if not done.done():
+                    done.set_exception(error)
 
     async def _turn(self) -> None:
         if self._loads:
-            load = self._loads[0]
+            adapter, done = self._loads[0]
             self._begin()
-            await self._spend(self.engine.load_adapter(load.adapter))
+            await self._spend(self.engine.load_adapter(adapter))
             self._loads.popleft()
-            if not load.done.done():
-                load.done.set_result(None)
+            if not done.done():
+                done.set_result(None)
             return
         step = self.engine.step(now=self._begin() * self._time_scale)
         if step is None:

@@ -125,6 +125,11 @@ class FleetSettings:
         )
 
     @property
+    def pods(self) -> list[FleetSettings]:
+        """The settings of each pod at the start, as those of a fleet."""
+        return [self.of(self.group_of(number)) for number in range(self.num_pods)]
+
+    @property
     def server_flags(self) -> dict[str, ServerFlags]:
         """The routers' configuration for each group."""
         found = {}
@@ -142,13 +147,12 @@ class FleetSettings:
     @property
     def largest_rank(self) -> float:
         """The largest rank that any pod serves at the start."""
-        pods = (self.of(self.group_of(number)) for number in range(self.num_pods))
-        return max((pod.rank_limit for pod in pods), default=inf)
+        return max((pod.rank_limit for pod in self.pods), default=inf)
 
     @property
     def num_slots(self) -> int:
         """Adapter slots of all pods at the start."""
-        return sum(self.of(self.group_of(number)).max_loras for number in range(self.num_pods))
+        return sum(pod.max_loras for pod in self.pods)
 
 
 # --- The events of a scenario, applied to the fleet at virtual times `at_s`.
