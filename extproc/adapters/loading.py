@@ -229,18 +229,18 @@ class Adapters(Generic[OfferT]):
 
     def add_metrics(self, meters: Meters) -> None:
         """Register how many adapters are how, and what was done."""
-        counts = self.planner.counts
+        planner = self.planner
         meters.add_gauges(
             "adapters",
             "Declared adapters, by state: ready, loading, cold or failed.",
             "state",
-            lambda: {**_NO_STATES, **{str(at): num for at, num in counts().by_state.items()}},
+            lambda: {**_NO_STATES, **{str(at): num for at, num in planner.num_by_state.items()}},
         )
         meters.add_gauges(
             "adapter_failures",
             "Adapters that could not be loaded on a pod or unloaded there. The router tries again.",
             ("endpoint", "reason"),
-            lambda: {(at, str(why)): num for (at, why), num in counts().failures.items()},
+            lambda: {(at, str(why)): num for (at, why), num in planner.failures().items()},
         )
         meters.add_counters(
             "adapter_calls",
@@ -260,7 +260,7 @@ class Adapters(Generic[OfferT]):
                 self._wake.clear()
                 self._requests.show(now=self._clock())
                 try:
-                    if self._requests.num_declared or self.planner.deleting():
+                    if self._requests.num_declared or self.planner.deleted:
                         forgotten = await self._tick(tasks, is_new=is_new)
                         await self._on_ticked(forgotten)
                 except Exception:  # ours: requests go on with what pods have
