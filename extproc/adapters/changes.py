@@ -164,9 +164,9 @@ class Changes:
     def _tell_put(
         self, request: web.Request, token: Token, declaration: Declaration, put: Put
     ) -> None:
-        if put.change.value != "none":
+        if put.change != "none":
             content = shortened(encode(declaration).decode(), MAX_TOLD_CHARS)
-            self._tell(request, token, f"{put.change.value} {declaration.name}: {content}")
+            self._tell(request, token, f"{put.change} {declaration.name}: {content}")
 
     def _tell(self, request: web.Request, token: Token, what: str) -> None:
         address = request.remote or "an unknown address"

@@ -171,7 +171,7 @@ class Registration:
         put = await self._changes.put(request, token, declaration)
         if wait_s and (late := await self._why_late(declaration, wait_s)):
             return error_answer(late)
-        status = 201 if put.change.value == "created" else 200
+        status = 201 if put.change == "created" else 200
         body_out = self._answered(declaration, put, has_waited=bool(wait_s))
         return json_answer(body_out, status=status, headers={"ETag": f'"{put.tag}"'})
 
@@ -305,7 +305,7 @@ class Registration:
     ) -> Mapping[str, Any]:
         name = declaration.name
         status = {"status": self._status(name)} if has_waited else {}
-        own = {"id": name, "object": "adapter", "change": put.change.value}
+        own = {"id": name, "object": "adapter", "change": put.change}
         return {**as_json(declaration), **own, **status}
 
     def _described(self, stored: Stored) -> dict[str, Any]:
