@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from extproc.adapters.adapterstates import AdapterState, Failure
-from extproc.adapters.placement import Demand
+from extproc.adapters.placement.levels import Demand
 from extproc.adapters.planner import Planner
 from extproc.adapters.sources import DeclarationSources
 from extproc.adapters.versions import owner_of

@@ -20,7 +20,7 @@ from extproc.adapters.adapterstates import (
 from extproc.adapters.declared import Declaration, LoadMode
 from extproc.adapters.judging import MAX_JUDGED
 from extproc.adapters.ledger import LONG_LIST
-from extproc.adapters.placement import Capacity
+from extproc.adapters.placement.homes import Capacity
 from extproc.adapters.planner import Planner
 from extproc.adapters.versions import Kept
 from extproc.pods.podstate import PodState

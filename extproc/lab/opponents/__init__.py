@@ -34,8 +34,6 @@ from extproc.routing.policies import (
 )
 from extproc.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
 
-__all__ = ["DESCRIPTIONS", "OPPONENTS", "Hold", "by_name", "make_policy", "opponent", "parse_label"]
-
 
 @dataclass(slots=True)
 class Hold:
