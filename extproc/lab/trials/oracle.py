@@ -23,9 +23,11 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from extproc.lab.opponents.ties import least
 from extproc.lab.trials.forecast import (

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from math import ceil
 from statistics import fmean, median
 
+from msgspec import Struct
+
 from extproc.lab.workload.exchange import RequestRecord
 from extproc.lab.workload.running import FleetResult, FlightState, LabFlight
 
@@ -29,8 +31,7 @@ MIN_ADAPTER_REQUESTS = 30
 """Adapters with fewer requests are judged together."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slo:
+class Slo(Struct, frozen=True, forbid_unknown_fields=True):
     """The objectives of a request.
 
     Attributes:
