@@ -41,7 +41,7 @@ class FleetAdapters:
     ) -> None:
         self._base = base
         self._agenda, self._pods, self._knowledge = agenda, pods, knowledge
-        offers = {name: Offer(Declaration(name, source_of(name))) for name in adapters}
+        offers = {name: Offer(Declaration(name, f"/adapters/{name}")) for name in adapters}
         self._leader = routers[0]
         for router in routers:
             self._declare(router, offers)
@@ -88,8 +88,3 @@ class FleetAdapters:
             self._knowledge.list_models(pod)
         self._tick(router)
         router.router.queue.freed(now)
-
-
-def source_of(adapter: str) -> str:
-    """Return the folder of an adapter."""
-    return f"/adapters/{adapter}"

@@ -1,5 +1,5 @@
-"""One router of a fleet: the production parts, messages that have not reached it yet, and those that
-it sends to the other routers."""
+"""One router of a fleet: the production parts, messages that have not reached it yet, and what it
+tells the other routers."""
 
 from __future__ import annotations
 
