@@ -77,7 +77,7 @@ class StoreRunner:
     ) -> None:
         self._holder, self._lease_s, self._on_stored = holder, lease_s, on_stored
         self._clock = clock
-        self._read_at_s, self._is_failing = clock(), False
+        self._read_at_s = clock()
         self._has_lease, self._until_s = False, 0.0
         self._store = self._registration = None
         if medium is None:
@@ -185,16 +185,11 @@ class StoreRunner:
             await self._store.aclose()
 
     def _on_read(self) -> None:
-        now = self._clock()
-        assert self._store is not None
-        if self._is_failing:
-            log.info("adapters.store: read again after %.0f s", now - self._read_at_s)
-        self._read_at_s, self._is_failing = now, False
+        self._read_at_s = self._clock()
 
     def _on_failure(self, message: str) -> None:
         store = self._store
         assert store is not None
-        self._is_failing = self._is_failing or bool(store.failure)
         what = "the last contents stay in force" if store.is_known else "nothing has been read yet"
         log.warning("adapters.store: %s: %s", message, what)
 
