@@ -322,10 +322,7 @@ class Engine:
     def _count(self, batch: Batch) -> None:
         counters = self.counters
         counters.num_steps += 1
-        counters.num_preemptions += len(batch.preempted)
         counters.num_finished += len(batch.finished)
-        counters.num_prompt_tokens += batch.num_prompt_tokens
-        counters.num_cached_tokens += batch.num_cached_tokens
         counters.num_generated_tokens += batch.num_generated_tokens
         for timeline in batch.first_tokens:
             self._activity.add(timeline.request)

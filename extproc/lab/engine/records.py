@@ -172,10 +172,7 @@ class EngineCounters:
     num_submitted: int = 0
     num_finished: int = 0
     num_aborted: int = 0
-    num_preemptions: int = 0
     num_steps: int = 0
     num_disk_loads: int = 0
     num_gpu_loads: int = 0
-    num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
-    num_cached_tokens: int = 0

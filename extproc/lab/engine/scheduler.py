@@ -25,8 +25,6 @@ class Batch(Struct):
         budget: Tokens that may still be added.
         num_decoding: Sequences that compute one token after their prefill.
         kv_tokens: KV of the batch with this step's tokens.
-        num_prompt_tokens: Prompt tokens of the sequences that run for the first time.
-        num_cached_tokens: How many of them were found.
         num_generated_tokens: After the step: tokens that it produced.
         chunks: (sequence, tokens) of those that do more than decode.
         tokens: After a detailed step: requests that got a token.
@@ -37,8 +35,6 @@ class Batch(Struct):
     num_decoding: int = 0
     kv_tokens: int = 0
     prefill_tokens: int = 0
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
     num_generated_tokens: int = 0
     chunks: list[tuple[Sequence, int]] = []
     admitted: list[EngineRequest] = []
@@ -251,8 +247,6 @@ class Scheduler:
         self._find_prefix(sequence)
         if sequence.scheduled_s is None:
             sequence.scheduled_s = now
-            batch.num_prompt_tokens += sequence.request.prompt_tokens
-            batch.num_cached_tokens += sequence.computed
         tokens = min(sequence.num_tokens - sequence.computed, batch.budget)
         self.pool.allocate(
             self._blocks(sequence.computed + tokens) - self._blocks(sequence.computed)

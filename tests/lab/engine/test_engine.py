@@ -431,7 +431,6 @@ def test_a_shared_beginning_is_computed_once_for_each_adapter() -> None:
     ]
 
     assert steps == [150, 54, 150, 150, 54]  # 6 whole blocks of 16 tokens are found
-    assert (engine.counters.num_prompt_tokens, engine.counters.num_cached_tokens) == (750, 192)
 
 
 def test_the_last_token_of_a_prompt_is_computed_even_if_all_of_it_is_shared() -> None:

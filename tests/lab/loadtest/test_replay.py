@@ -67,7 +67,8 @@ async def test_a_workload_is_sent_as_it_is(form: RequestForm) -> None:
         assert each.num_tokens == len(each.gaps_s) + 1 == asked.output_tokens
         assert each.first_token_s is not None
         assert each.at_s <= each.sent_s <= each.first_token_s <= each.ended_s
-    assert pod.pod.runner.engine.counters.num_prompt_tokens == sum(
+    labels = {"model_name": "base", "engine": "0"}
+    assert pod.pod.page.registry.get_sample_value("vllm:prompt_tokens_total", labels) == sum(
         max(5 if form.path == CHAT else 1, asked.prompt_tokens) for asked in work.arrivals
     )
 
