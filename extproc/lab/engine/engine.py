@@ -241,24 +241,20 @@ class Engine:
 
         Equal to repeated calls of `step`, and much faster.
         """
-        num_steps = self.counters.num_steps
         first_tokens: list[Timeline] = []
         finished: list[Timeline] = []
-        loads: list[AdapterLoad] = []
         while now < until and self._scheduler.sequences:
             if self._scheduler.is_steady and not self._scheduler.is_regrouped:
                 now = self._repeat(now, until)
                 if now >= until:
                     break
-            batch, batch_loads, duration_s = self._take_step(now)
+            batch, _, duration_s = self._take_step(now)
             now += duration_s
             first_tokens += batch.first_tokens
             finished += batch.finished
-            loads += batch_loads
         if not self._scheduler.sequences:
             self._activity.show_idle(now=now)
-        num_steps = self.counters.num_steps - num_steps
-        return Advance(now, num_steps, tuple(first_tokens), tuple(finished), tuple(loads))
+        return Advance(now, tuple(first_tokens), tuple(finished))
 
     def _repeat(self, now: float, until: float) -> float:
         """Run steps in which no request comes, ends or lacks a block; return the end of the last.

@@ -131,17 +131,13 @@ class Advance(Struct, frozen=True, gc=False):
     Attributes:
         ended_s: When the last step ends, which may be after `until`, and the
             engine begins the next; the time of the call if there was nothing to do.
-        num_steps: How many.
         first_tokens: As in `Step`.
         finished: As in `Step`.
-        loads: As in `Step`.
     """
 
     ended_s: float
-    num_steps: int = 0
     first_tokens: tuple[Timeline, ...] = ()
     finished: tuple[Timeline, ...] = ()
-    loads: tuple[AdapterLoad, ...] = ()
 
 
 class EngineReport(Struct, frozen=True, gc=False):
