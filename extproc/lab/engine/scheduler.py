@@ -81,7 +81,6 @@ class Scheduler:
         self._max_loras = max_loras
         self._block_tokens = profile.block_tokens
         self._num_by_adapter: dict[str, int] = {}
-        self._num_started = 0
         self._cut: Sequence | None = None  # the running one whose prompt is not all computed
         # True if nothing that waits can be admitted before something comes, ends or is preempted.
         self._is_blocked = False
