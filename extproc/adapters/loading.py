@@ -30,12 +30,6 @@ REST_RATIO = 9
 """The rest after a look, over what it took: however much is new, a tenth of a core at most."""
 
 OnTicked = Callable[[Sequence[str]], Awaitable[None]]
-
-
-async def _nothing(_forgotten: Sequence[str]) -> None:
-    """Nobody remembers what was deleted."""
-
-
 _NO_STATES = {str(state): 0 for state in AdapterState if state is not AdapterState.UNKNOWN}
 
 
@@ -111,8 +105,8 @@ class Adapters(Generic[OfferT]):
         access: Of our own requests to pods.
         poke: Has a pod's models listed soon.
         clock: Monotonic seconds.
-        is_leading: Whether this router may make all calls; else what its own requests need.
         on_ticked: Told of deleted adapters that no pod has any more, after each look.
+        is_leading: Whether this router may make all calls; else what its own requests need.
 
     Attributes:
         loads: Whether it makes them all, as no other router does.
@@ -130,8 +124,8 @@ class Adapters(Generic[OfferT]):
         access: PodAccess,
         poke: Callable[[str], None],
         clock: Callable[[], float],
+        on_ticked: OnTicked,
         is_leading: Callable[[], bool] = lambda: True,
-        on_ticked: OnTicked = _nothing,
     ) -> None:
         self.planner, self._pool = planner, pool
         self._requests, self._peers = requests, peers

@@ -57,12 +57,12 @@ async def answering(
 async def loaded(url: str, name: str = "a", path: str = "/a", key: str = "") -> Result:
     headers = {"Authorization": f"Bearer {key}"} if key else None
     with closing(PodClient(headers)) as client:
-        return await load(client, url, VLLM, name=name, path=path)
+        return await load(client, url, VLLM, name=name, path=path, timeout_s=60)
 
 
 async def unloaded(url: str, name: str = "a") -> Result:
     with closing(PodClient()) as client:
-        return await unload(client, url, VLLM, name=name)
+        return await unload(client, url, VLLM, name=name, timeout_s=60)
 
 
 async def test_an_adapter_is_never_loaded_in_place() -> None:
@@ -240,9 +240,11 @@ def sglang() -> web.Application:
 async def test_sglang_has_other_paths_and_another_shape() -> None:
     async with serving_app(sglang()) as url:
         client = PodClient()
-        missing = await load(client, url, SGLANG, name="b", path="/missing")
-        loads = [await load(client, url, SGLANG, name="a", path="/a") for _ in range(2)]
-        unloads = [await unload(client, url, SGLANG, name="a") for _ in range(2)]
+        missing = await load(client, url, SGLANG, name="b", path="/missing", timeout_s=60)
+        loads = [
+            await load(client, url, SGLANG, name="a", path="/a", timeout_s=60) for _ in range(2)
+        ]
+        unloads = [await unload(client, url, SGLANG, name="a", timeout_s=60) for _ in range(2)]
 
     reason = "Can't find 'adapter_config.json' at '/missing'"
     assert missing == Result(Failure.REFUSED, reason)

@@ -93,7 +93,9 @@ async def test_an_adapter_passes_the_check_of_its_effect() -> None:
     """It gets an answer for each prompt, with log-probabilities that its base model has not."""
     async with _pod() as (pod, _):
         client = PodClient()
-        found = [await likeliest(client, pod.url, model) for model in ("base", "a", "base")]
+        found = [
+            await likeliest(client, pod.url, model, timeout_s=60) for model in ("base", "a", "base")
+        ]
         client.close()
 
     base, adapter, again = [each for each in found if each is not None]
