@@ -29,9 +29,10 @@ class Changes:
     Args:
         declarations: Where adapters are declared.
         tokens: The tokens.
-        why_not: As for `Registration`.
-        known: Likewise.
-        on_change: Likewise.
+        why_not: Returns why a declaration would not count, for people; "" if it would. Raises
+            DeclarationError for one that nobody may declare here.
+        known: Decides what limited tokens may declare.
+        on_change: Called with a line about each change, and each that a token does not permit.
     """
 
     def __init__(
