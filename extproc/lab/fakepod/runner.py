@@ -1,7 +1,7 @@
 """The engine model in real time: one task that steps it and delivers its tokens.
 
-One second of the engine takes `1 / time_scale` seconds of the loop. A step's results count once
-its time has passed; what arrives meanwhile is seen by the next step, as in vLLM.
+A step's results count once its time has passed; what arrives meanwhile is seen by the next step, as
+in vLLM.
 """
 
 from __future__ import annotations
@@ -84,7 +84,6 @@ class EngineRunner:
         page: Its metrics page.
         clock: Monotonic seconds, the event loop's.
         wall: Unix seconds.
-        time_scale: Engine seconds per second; above 1 is faster than life.
     """
 
     def __init__(
@@ -94,7 +93,6 @@ class EngineRunner:
         *,
         clock: Callable[[], float],
         wall: Callable[[], float],
-        time_scale: float = 1.0,
     ) -> None:
         self.engine = engine
         self.page = page
@@ -102,7 +100,6 @@ class EngineRunner:
         self.reported = EngineStats()
         self._clock = clock
         self._wall = wall
-        self._time_scale = time_scale
         self._free_at = clock()
         self._generations: dict[str, Generation] = {}
         self._aborted: set[str] = set()
@@ -118,7 +115,7 @@ class EngineRunner:
         """
         if self.is_dead:
             raise EngineDeadError
-        self.engine.submit(request, now=self._now())
+        self.engine.submit(request, now=self._clock())
         generation = self._generations[request.id] = Generation(request)
         self._wake.set()
         return generation
@@ -167,7 +164,7 @@ class EngineRunner:
             if not done.done():
                 done.set_result(None)
             return
-        step = self.engine.step(now=self._begin() * self._time_scale)
+        step = self.engine.step(now=self._begin())
         if step is None:
             await self._idle()
             return
@@ -190,7 +187,7 @@ class EngineRunner:
         return self._free_at
 
     async def _spend(self, engine_s: float) -> None:
-        self._free_at += engine_s / self._time_scale
+        self._free_at += engine_s
         await asyncio.sleep(max(0.0, self._free_at - self._clock()))
 
     def _deliver(self, step: Step) -> None:
@@ -204,6 +201,3 @@ class EngineRunner:
         for timeline in step.finished:
             if generation := self._generations.pop(timeline.request.id, None):
                 generation.advance(0, is_finished=True)
-
-    def _now(self) -> float:
-        return self._clock() * self._time_scale

@@ -352,14 +352,6 @@ async def test_loading_responds_like_vllm() -> None:
         assert names == ["base", "a", "b"]
 
 
-async def test_an_adapter_that_the_worker_cannot_serve_is_refused_in_its_words() -> None:
-    async with _pod(PodConfig(errors_by_path={"/a": "no DoRA"})) as (_, session):
-        status, answer = await _load(session, lora_name="a", lora_path="/a")
-
-        assert status == 500
-        assert "failed with error 'no DoRA'," in answer["error"]["message"]
-
-
 async def test_without_runtime_loading_its_paths_do_not_exist() -> None:
     async with _pod(PodConfig(loads_at_runtime=False)) as (_, session):
         answer = await _load(session, lora_name="a", lora_path="/a")
