@@ -100,7 +100,6 @@ class _State:
 class _Batch:
     budget: int
     parts: list[tuple[_State, int]] = field(default_factory=list)
-    admitted: list[EngineRequest] = field(default_factory=list)
     preempted: list[EngineRequest] = field(default_factory=list)
 
 
@@ -171,7 +170,6 @@ class PlainEngine:
             tokens=tuple(tokens),
             first_tokens=tuple(first_tokens),
             finished=tuple(finished),
-            admitted=tuple(batch.admitted),
             preempted=tuple(batch.preempted),
             adapters=adapters,
             loads=loads,
@@ -231,7 +229,6 @@ class PlainEngine:
         if state.scheduled_s is None:
             state.scheduled_s = now
         self.running.append(state)
-        batch.admitted.append(state.request)
         self._take(state, min(state.num_tokens - state.computed, batch.budget), batch)
 
     def _take(self, state: _State, tokens: int, batch: _Batch) -> None:

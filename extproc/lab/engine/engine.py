@@ -227,7 +227,6 @@ class Engine:
             tokens=tuple(batch.tokens),
             first_tokens=tuple(batch.first_tokens),
             finished=tuple(batch.finished),
-            admitted=tuple(batch.admitted),
             preempted=tuple(batch.preempted),
             adapters=self._adapters,
             loads=loads,

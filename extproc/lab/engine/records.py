@@ -97,7 +97,6 @@ class Step:
         tokens: Requests that got a token.
         first_tokens: Those of them that got their first one, and finished prefills without output.
         finished: Requests that are done.
-        admitted: Requests that came from the queue.
         preempted: Requests that lost their KV and went back to the queue.
         adapters: Distinct adapters of the batch, in its order.
         loads: Adapters that had to be moved for it.
@@ -111,7 +110,6 @@ class Step:
     tokens: tuple[EngineRequest, ...]
     first_tokens: tuple[Timeline, ...]
     finished: tuple[Timeline, ...]
-    admitted: tuple[EngineRequest, ...]
     preempted: tuple[EngineRequest, ...]
     adapters: tuple[str, ...]
     loads: tuple[AdapterLoad, ...]

@@ -37,7 +37,6 @@ class Batch(Struct):
     prefill_tokens: int = 0
     num_generated_tokens: int = 0
     chunks: list[tuple[Sequence, int]] = []
-    admitted: list[EngineRequest] = []
     preempted: list[EngineRequest] = []
     tokens: list[EngineRequest] = []
     first_tokens: list[Timeline] = []
@@ -251,7 +250,6 @@ class Scheduler:
             self._blocks(sequence.computed + tokens) - self._blocks(sequence.computed)
         )
         self._take(sequence, tokens, batch)
-        batch.admitted.append(sequence.request)
         adapter = sequence.request.adapter
         if adapter is not None:
             self._num_by_adapter[adapter] = self._num_by_adapter.get(adapter, 0) + 1
