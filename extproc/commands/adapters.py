@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from extproc.commands.failure import FAILED, failure
+from extproc.commands.failure import FAILED, failing, failure
 from extproc.commands.panels import Commands
 from extproc.commands.serve import ConfigOption
 
@@ -138,12 +138,8 @@ def _with_store(config: ConfigOption, run: Callable[[Store], Awaitable[T]]) -> T
         finally:
             await store.aclose()
 
-    try:
+    with failing(ConfigError), failing(StoreError, ConflictError, status=FAILED):
         return asyncio.run(work())
-    except ConfigError as error:
-        raise failure(error) from error
-    except (StoreError, ConflictError) as error:
-        raise failure(error, FAILED) from error
 
 
 def _warn(message: str) -> None:

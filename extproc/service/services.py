@@ -16,8 +16,7 @@ from extproc.envoy.endings import Endings
 from extproc.envoy.health import HealthService
 from extproc.meters import Meters
 from extproc.observe.recorder import Recorder
-from extproc.observe.traced import Traced
-from extproc.observe.tracing import Tracing
+from extproc.observe.tracing import Traced, Tracing
 from extproc.peers.peering import ObservedRelay
 from extproc.request.codec import Codec
 from extproc.request.interfaces import StreamParts, StreamSettings
@@ -89,7 +88,7 @@ class Services:
             endings.complete,
             wall_clock=clocks.wall_clock,
             on_refusal=endings.refused,
-            on_garbage=telemetry.access_log_garbage,
+            on_garbage=telemetry.access_log_errors.add,
             on_foreign=None if config.peers is None else relay.pass_on,
             on_recorded=(lambda: None) if config.peers is None else relay.flush,
             on_streams=accounting.record_access_logs,

@@ -29,13 +29,13 @@ from tests.routing.scene import routed
 
 
 class Broken:
-    """An observer of any kind, every method of which raises."""
+    """An observer of any kind, every method of which raises, and of its parts."""
 
-    def __getattr__(self, name: str) -> Any:
-        def fail(*args: object, **kwargs: object) -> None:
-            raise RuntimeError(f"{name} is broken")
+    def __getattr__(self, name: str) -> Broken:
+        return Broken()
 
-        return fail
+    def __call__(self, *args: object, **kwargs: object) -> None:
+        raise RuntimeError("it is broken")
 
 
 def serve(scene: Scene) -> None:
