@@ -13,6 +13,9 @@ from random import Random
 from extproc.lab.workload.draws import RANKS_MIXED, round_robin_ranks
 from extproc.lab.workload.requests import Arrival, Workload
 
+RANK = 16
+"""Of every adapter of a record, which does not have them."""
+
 
 class Half(StrEnum):
     """A part of a trace: policies are developed on one half and judged on the other."""
@@ -44,12 +47,7 @@ def read_trace(
             read = [arrival_of(row) for row in rows_of(file)]
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path.name} is not a trace: no {error}") from error
-    kept = [
-        arrival
-        for arrival in read
-        if arrival.prompt_tokens
-        and arrival.prompt_tokens + arrival.output_tokens <= max_total_tokens
-    ]
+    kept = [arrival for arrival in read if is_kept(arrival, max_total_tokens)]
     if not kept:
         raise ValueError(f"{path.name} has no requests")
     start_s = min(arrival.at_s for arrival in kept)
@@ -58,6 +56,12 @@ def read_trace(
     )
     names = sorted({a.adapter for a in arrivals if a.adapter is not None})
     return Workload(path.stem, tuple(arrivals), round_robin_ranks(names, ranks))
+
+
+def is_kept(arrival: Arrival, max_total_tokens: int) -> bool:
+    """Return whether a request has a prompt, and is not too long with its response."""
+    num_tokens = arrival.prompt_tokens + arrival.output_tokens
+    return bool(arrival.prompt_tokens) and num_tokens <= max_total_tokens
 
 
 def rows_of(lines: Iterable[str]) -> Iterable[dict[str, str]]:
