@@ -554,7 +554,7 @@ CEILINGS = {
     "service": 900,
     "plugins": 72,
     "stack": 286,
-    "lab": 6_425,
+    "lab": 6_427,
     "commands": 2_363,
     "address": 53,
     "bounds": 29,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
@@ -64,9 +64,16 @@ def is_kept(arrival: Arrival, max_total_tokens: int) -> bool:
     return bool(arrival.prompt_tokens) and num_tokens <= max_total_tokens
 
 
-def rows_of(lines: Iterable[str]) -> Iterable[dict[str, str]]:
-    """Return the rows of a trace, without comments."""
-    return csv.DictReader(line for line in lines if not line.startswith("#"))
+def rows_of(lines: Iterable[str]) -> Iterator[dict[str, str]]:
+    """Yield the rows of a trace, without comments.
+
+    Raises:
+        ValueError: It is no CSV.
+    """
+    try:
+        yield from csv.DictReader(line for line in lines if not line.startswith("#"))
+    except csv.Error as error:
+        raise ValueError(f"not CSV: {error}") from error
 
 
 def halved(workload: Workload, half: Half) -> Workload:
