@@ -96,7 +96,7 @@ def import_adapters(
                     refused.append(str(error))
                     continue
                 put = await store.put(declaration, if_match=error.tag or ANY_TAG)
-            num_changed += put.change.value != "none"
+            num_changed += put.change != "none"
         return num_changed, refused
 
     num_changed, refused = _with_store(config, run)

@@ -7,7 +7,6 @@ to measure, and 128 + N after signal N.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -36,7 +35,6 @@ from extproc.lab.loadtest.screen import print_comparison, remarks, watching
 from extproc.lab.loadtest.targets import TargetSpec, parse_targets, suite_targets
 from extproc.lab.loadtest.workloads import NAMED
 from extproc.lab.trials.runplan import read_values, with_alone
-from extproc.lab.trials.specs import SloSpec
 from extproc.lab.trials.suites import PlanError, read_suite, scenarios_of
 from extproc.stack.processes import SignalledError, until_signalled
 
@@ -174,7 +172,7 @@ def compare_command(
                 for rate_rps in rates or (None,)
             ]
             blocks = [part for whole in wholes for part in sliced(whole, slices)]
-    result = LoadResult(name=load, date=_now(), slo=SloSpec(**asdict(blocks[0].slo)))
+    result = LoadResult(name=load, date=_now(), slo=blocks[0].slo)
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     _measure(specs, blocks, result, out, headers)
 

@@ -8,7 +8,7 @@ from math import exp, inf, sqrt
 
 from msgspec import Struct
 
-from extproc.adapters.placement import order
+from extproc.adapters.placement.orders import order
 from extproc.pods.columns import Columns
 from extproc.types import RequestInfo
 
