@@ -546,7 +546,7 @@ CEILINGS = {
     "envoy": 812,
     "queue": 909,
     "adapters": 4_066,
-    "routing": 1_914,
+    "routing": 1_917,
     "request": 2_818,
     "peers": 1_024,
     "discovery": 1_857,

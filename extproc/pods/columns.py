@@ -249,9 +249,12 @@ class Columns:
 
     def least(self) -> tuple[float, float]:
         """Return the least that a byte of a prompt costs anywhere, and the least that an adapter's
-        load costs where it is not loaded."""
+        load costs where it is not loaded; 0 without endpoints."""
         if self._least is None:
-            self._least = min(self.s_per_byte), min([each.cold_load_s for each in self.costs])
+            self._least = (
+                min(self.s_per_byte, default=0.0),
+                min([each.cold_load_s for each in self.costs], default=0.0),
+            )
         return self._least
 
     # --- what others read -------------------------------------------------------------------
