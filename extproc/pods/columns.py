@@ -237,7 +237,8 @@ class Columns:
         return rows
 
     def few_holders(self, adapter: str) -> Set[int] | None:
-        """Return the same rows; None where they may be more than a few, and are not looked at."""
+        """Return the same rows; None where they may be more than a few, and are not looked at: ten
+        that have moved take 20 us, this 2."""
         return None if len(self._holders.get(adapter, _NONE)) > FEW else self.holders(adapter)
 
     def load_s(self, row: int, adapter: str) -> float:
