@@ -132,9 +132,10 @@ def test_a_row_for_each_number_of_routers_has_the_times_of_both(
 
     rows = list(decisions.told_rows((2, 3)))
 
-    assert [row[1] for row in rows] == ["0", "1", "3", "9"]
-    assert all(float(row[2]) > 0 for row in rows)
-    assert all(float(row[4]) > 0 for row in rows[1:])
+    assert [row[1] for row in rows] == ["0", "1", "3", *["9"] * 4]
+    assert [row[2] for row in rows] == ["1"] * 4 + ["2", "4", "8"]
+    assert all(float(row[3]) > 0 for row in rows)
+    assert all(float(row[5]) > 0 for row in rows[1:])
 
 
 def test_a_pod_of_a_crowd_says_what_runs_there_as_vllm_does() -> None:
