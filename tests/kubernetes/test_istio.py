@@ -30,13 +30,17 @@ from tests.kubernetes.envoygateway import own_api_server
 from tests.kubernetes.installed import REWRITE, apply, put_pods
 from tests.kubernetes.istio import WITHIN_S, Istiod, Proxy, why_not
 from tests.kubernetes.manifests import copied, declaring, router_config, with_istio
+from tests.pages import blocks
 from tests.waiting import eventually
 
 OVERLAY, NAMESPACE, POOL = "inference-pool", "mesh", "vllm"
+SHADOW = f"{POOL}-ip-{hashlib.sha256(POOL.encode()).hexdigest()[:8]}"
+"""The Service that Istio makes for a pool."""
 PODS = ("10.244.0.11", "10.244.0.12", "10.244.0.13")
 ROUTER, PROXY = "10.244.0.21", "10.244.0.31"
 CONFIG_DUMP = "http://127.0.0.1:15000/config_dump"
-TENANT = Path(__file__).parents[2] / "examples" / "istio" / "tenant.yaml"
+ROOT = Path(__file__).parents[2]
+TENANT = ROOT / "examples" / "istio" / "tenant.yaml"
 
 pytestmark = [
     pytest.mark.e2e,
@@ -84,10 +88,9 @@ async def mesh(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> A
         text = await asyncio.to_thread(apply, server, NAMESPACE, folder)
         cluster = await stack.enter_async_context(Cluster(server, NAMESPACE))
         await put_pods(cluster)
-        # The Service that Istio makes for a pool, and the router's.
-        shadow = f"{POOL}-ip-{hashlib.sha256(POOL.encode()).hexdigest()[:8]}"
+        # The pool's Service, and the router's.
         ready = [{"addresses": [ip], "conditions": {"ready": True}} for ip in PODS]
-        await cluster.put_slice("pool-1", shadow, ready, ports=[{"name": "http-0", "port": 8000}])
+        await cluster.put_slice("pool-1", SHADOW, ready, ports=[{"name": "http-0", "port": 8000}])
         overlay = router_config(text)
         config = {
             **{name: each for name, each in overlay.items() if name not in ("admin", "peers")},
@@ -139,6 +142,30 @@ async def test_the_picker_s_cluster_is_what_the_overlay_says(mesh: Mesh) -> None
     assert cluster["outlier_detection"]["consecutive_local_origin_failure"] == 1
     assert cluster["transport_socket"]["name"] == "envoy.transport_sockets.tls"
     assert [each["retry_policy"]["num_retries"] for each in options] == [5]
+
+
+async def test_connections_to_pods_close_before_the_pods_do_by_the_rule_of_the_page(
+    mesh: Mesh,
+) -> None:
+    page = (ROOT / "docs" / "envoy.md").read_text(encoding="utf-8")
+    [rule] = [each for each in blocks(page, "yaml") if "DestinationRule" in each]
+    rule = rule.replace("vllm-ip-HASH.llm", f"{SHADOW}.{NAMESPACE}")
+    rule = rule.replace("namespace: llm", f"namespace: {NAMESPACE}")
+    mesh.kubectl("apply", "-f", "-", input=rule)
+
+    async def is_followed() -> bool:
+        async with aiohttp.ClientSession() as http, http.get(CONFIG_DUMP) as response:
+            dump = await response.json(content_type=None)
+        [options] = [
+            each["cluster"].get("typed_extension_protocol_options", {})
+            for part in dump["configs"]
+            for each in part.get("dynamic_active_clusters", ())
+            if each["cluster"]["name"].endswith(f"||{SHADOW}.{NAMESPACE}.svc.cluster.local")
+        ]
+        times = [each.get("common_http_protocol_options", {}) for each in options.values()]
+        return [each.get("idle_timeout") for each in times] == ["0.500s"]
+
+    await eventually(is_followed, within_s=WITHIN_S, every_s=0.5)
 
 
 @contextmanager
