@@ -549,7 +549,7 @@ CEILINGS = {
     "routing": 1_914,
     "request": 2_818,
     "peers": 1_024,
-    "discovery": 1_857,
+    "discovery": 1_862,
     "observe": 2_657,
     "config": 975,
     "service": 908,
