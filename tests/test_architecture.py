@@ -555,7 +555,7 @@ CEILINGS = {
     "service": 908,
     "plugins": 72,
     "stack": 286,
-    "lab": 6_587,
+    "lab": 6_609,
     "commands": 2_398,
     "address": 53,
     "bounds": 29,
