@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from extproc import rejections
 from extproc.types import Reason, Rejection
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(
@@ -35,6 +40,23 @@ def test_each_error_has_its_status_reason_and_field(
     assert (rejection.status, rejection.reason) == (status, reason)
     assert (rejection.param, rejection.retry_after_s) == (param, retry_after_s)
     assert rejection.message.endswith((".", ")."))
+    assert "endpoint" not in rejection.message
+
+
+def test_what_envoy_says_to_clients_is_in_the_pages_words() -> None:
+    """Pods, as codes alone say endpoint."""
+    files = [*(ROOT / "envoy").glob("*.yaml"), *(ROOT / "charts").rglob("*.yaml")]
+    said = [
+        message
+        for path in files
+        for message in re.findall(
+            r"""["']?message["']?: ?["']([^"'\n]+ [^"'\n]+)["']""", path.read_text(encoding="utf-8")
+        )
+    ]
+
+    assert "No pod was chosen for this request in time." in said
+    assert len(set(said)) > 5
+    assert [each for each in said if "endpoint" in each.lower()] == []
 
 
 def test_an_unknown_model_is_named_as_the_engine_names_it() -> None:

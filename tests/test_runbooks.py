@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 import yaml
 
+from extproc.config import Config
 from extproc.stack.processes import free_port
 from extproc.types import Reason
 from tests.e2e.harness import RouterProcess
@@ -96,6 +97,13 @@ def test_the_pages_forward_the_ports_of_an_installed_router() -> None:
 
     assert f"port-forward deployment/extproc {admin} {grpc}" in text
     assert f"ADMIN=http://127.0.0.1:{admin} GRPC=127.0.0.1:{grpc} " in text
+
+
+def test_how_many_decisions_why_can_read_is_what_a_router_keeps() -> None:
+    page = (ROOT / "docs" / "history.md").read_text(encoding="utf-8")
+    num = Config.model_fields["admin"].get_default(call_default_factory=True).max_decisions
+
+    assert f"`admin.max_decisions`,\n{num:,} by default" in page
 
 
 async def test_each_address_of_the_pages_is_served_by_an_installed_router() -> None:

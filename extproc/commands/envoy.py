@@ -186,8 +186,8 @@ def envoy(
         typer.Option(
             rich_help_panel=_HOW,
             help="With override-host, let Envoy choose a pod while no router can be reached. This "
-            "gives up private adapters: any client then gets any adapter. Say so to the router, by "
-            "server.fail_open.",
+            "gives up private adapters: any client then gets any adapter. A request for one that "
+            "not every pod has may get a 404. Say so to the router, by server.fail_open.",
         ),
     ] = None,
     retry_resets: Annotated[

@@ -14,7 +14,7 @@ from typing import Annotated, TextIO
 import typer
 
 from extproc.commands.failure import FAILED, failing
-from extproc.commands.watch import Tls, TlsCa, TlsCert, TlsKey, client_tls
+from extproc.commands.watch import Tls, TlsCa, TlsCert, TlsInsecure, TlsKey, client_tls
 from extproc.files.reading import read_key
 from extproc.observe.envoylog import decisions_of
 from extproc.observe.recording import MAX_KEY_BYTES, MIN_KEY_BYTES, Recording, RecordNames
@@ -54,6 +54,7 @@ def record(
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
+    tls_insecure: TlsInsecure = False,
 ) -> None:
     """Record the traffic of running routers, or of an Envoy, as CSV without prompts or answers.
 
@@ -64,7 +65,7 @@ def record(
         names = RecordNames(
             os.urandom(MIN_KEY_BYTES) if key_file is None else _key(key_file), plain
         )
-        context = client_tls(tls, tls_ca, tls_cert, tls_key)
+        context = client_tls(tls, tls_ca, tls_cert, tls_key, tls_insecure)
         recording = Recording(names, 1 if envoy_log else len(targets))
         if envoy_log:
             with envoy_log.open(encoding="utf-8", errors="replace") as log:

@@ -19,6 +19,13 @@ TlsCa = Annotated[
         help="PEM file with the CAs of the router's certificate; the system's by default."
     ),
 ]
+TlsInsecure = Annotated[
+    bool,
+    typer.Option(
+        help="Connect with TLS, and take any certificate: that of a router with one of its own "
+        "making, or over a forwarded port, where kubectl has checked whom it reaches."
+    ),
+]
 TlsCert = Annotated[
     Path | None, typer.Option(help="PEM file with a client certificate, for mutual TLS.")
 ]
@@ -28,13 +35,13 @@ TlsKey = Annotated[
 
 
 def client_tls(
-    tls: bool, ca: Path | None, certificate: Path | None, key: Path | None
+    tls: bool, ca: Path | None, certificate: Path | None, key: Path | None, insecure: bool
 ) -> ssl.SSLContext | None:
     """Return the context of the options for TLS; None for plain text.
 
     Raises:
         WatchError: A file cannot be used.
-        typer.Exit: There is a key without its certificate.
+        typer.Exit: There is a key without its certificate, or a CA that nothing is checked by.
     """
     from extproc.files.reading import describe_failure
     from extproc.files.tls import HTTP2, client_context
@@ -42,10 +49,14 @@ def client_tls(
 
     if key and not certificate:
         raise failure("--tls-key needs --tls-cert")
-    if not (tls or ca or certificate):
+    if ca and insecure:
+        raise failure("--tls-insecure takes any certificate: leave out --tls-ca")
+    if not (tls or ca or certificate or insecure):
         return None
     try:
-        return client_context(ca, certificate=certificate, key=key, protocols=HTTP2)
+        return client_context(
+            ca, verify=not insecure, certificate=certificate, key=key, protocols=HTTP2
+        )
     except OSError as error:
         given = " ".join(str(each) for each in (ca, certificate, key) if each)
         raise WatchError(f"{given}: {describe_failure(error)}") from error
@@ -81,6 +92,7 @@ def watch(
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
+    tls_insecure: TlsInsecure = False,
 ) -> None:
     """Follow the router's decisions live, or explain one request."""
     from rich.console import Console
@@ -90,7 +102,7 @@ def watch(
     console = Console(highlight=False, soft_wrap=True)
 
     async def run() -> None:
-        context = client_tls(tls, tls_ca, tls_cert, tls_key)
+        context = client_tls(tls, tls_ca, tls_cert, tls_key, tls_insecure)
         decisions = watchclient.watch(
             target,
             tls=context,

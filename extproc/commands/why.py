@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from extproc.observe.why import Facts
 
 _ALL_KEPT = 999_999
+_CHANGED = "extproc_config_applied_timestamp_seconds"
 
 
 def why(
@@ -83,17 +84,20 @@ async def _facts(admin: str) -> Facts:
         async with http.get(f"{admin}/healthz", raise_for_status=False) as answer:
             health = json.loads(await answer.text())  # also with 503
         page = await _got(http, f"{admin}/metrics")
+    samples = [
+        sample for family in text_string_to_metric_families(page) for sample in family.samples
+    ]
     slow = {
         sample.labels["endpoint"]
-        for family in text_string_to_metric_families(page)
-        for sample in family.samples
+        for sample in samples
         if sample.name == "extproc_endpoint_slow" and sample.value
     }
+    changed = (each.value for each in samples if each.name == _CHANGED)
     kept = [
         (datetime.fromisoformat(each["time"]).timestamp(), each) for each in decisions["decisions"]
     ]
     warnings = [*health["reasons"], *health["warnings"]]
-    return Facts(kept, snapshot["endpoints"], warnings, frozenset(slow))
+    return Facts(kept, snapshot["endpoints"], warnings, frozenset(slow), next(changed, 0.0))
 
 
 async def _got(http: aiohttp.ClientSession, url: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ipaddress import ip_address
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, WithJsonSchema, model_validator
 
 from extproc.address import MAX_PORT, Address
 
@@ -39,9 +39,13 @@ def check_ip_port(text: str) -> str:
     return text
 
 
-HostPort = Annotated[str, AfterValidator(check_host_port)]
+_PORT = "([0-9]{1,4}|[0-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+_SCHEMA = WithJsonSchema({"type": "string", "pattern": f":{_PORT}$"})
+"""For who reads the schema alone, as Helm does."""
+
+HostPort = Annotated[str, AfterValidator(check_host_port), _SCHEMA]
 """`host:port` or `[v6]:port`, as `address` reads it."""
-IpPort = Annotated[str, AfterValidator(check_ip_port)]
+IpPort = Annotated[str, AfterValidator(check_ip_port), _SCHEMA]
 """The same where nothing looks a name up."""
 
 

@@ -30,9 +30,11 @@ class LiveConfig:
         text: Its content at the start.
         parse: Parses its later contents.
         configure: Applies a configuration; raises `ConfigError` if it cannot.
+        wall_clock: Wall seconds.
 
     Attributes:
         num_failures: Changes that could not be applied.
+        applied_wall_s: Wall seconds of the last change that was applied; 0 for none.
     """
 
     def __init__(
@@ -43,19 +45,27 @@ class LiveConfig:
         *,
         parse: ConfigParser,
         configure: Callable[[Config], None],
+        wall_clock: Callable[[], float],
     ) -> None:
-        self.num_failures = 0
+        self.num_failures, self.applied_wall_s = 0, 0.0
+        self._wall_clock = wall_clock
         self._config = self._started = config
         self._refusal = ""
         self._path, self._text, self._parse = path, text, parse
         self._configure = configure
 
     def add_metrics(self, meters: Meters) -> None:
-        """Register the changes that failed."""
+        """Register the changes that failed, and when one did not."""
         meters.add_gauge(
             "config_failures",
             "Changes of the configuration file that were not applied.",
             lambda: self.num_failures,
+        )
+        meters.add_gauge(
+            "config_applied_timestamp_seconds",
+            "Unix time of the last change of the configuration file that was applied; 0 for none "
+            "since the start.",
+            lambda: self.applied_wall_s,
         )
 
     def warnings(self) -> list[str]:
@@ -88,7 +98,7 @@ class LiveConfig:
         fresh = self._parse(text, source=str(self._path))
         self._configure(fresh)
         changed = list(needs_restart(self._config, fresh))
-        self._config = fresh
+        self._config, self.applied_wall_s = fresh, self._wall_clock()
         for line in short_expiry(fresh):
             log.warning(line)
         if changed:

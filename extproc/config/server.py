@@ -66,9 +66,9 @@ class ServerConfig(Section):
     fail_open: bool = Field(
         False,
         description="Whether Envoy lets requests through where no router answers (`extproc envoy "
-        "--fail-open`, a pool's `failureMode: FailOpen`). Any client then gets any adapter. So no "
-        "adapter with `tenants` can be declared over HTTP, and `/healthz` warns of LLMRoutes that "
-        "name tenants. Our chart sets it with its own values.",
+        "--fail-open`, a pool's `failureMode: FailOpen`). Any client then gets any adapter, or the "
+        "404 of a pod without it. So no adapter with `tenants` can be declared over HTTP, and "
+        "`/healthz` warns of LLMRoutes that name tenants. Our chart sets it with its own values.",
     )
 
     @field_validator("address")

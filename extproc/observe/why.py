@@ -115,12 +115,14 @@ class Facts:
         pods: As at `/debug/snapshot`.
         warnings: As at `/healthz`, with the reasons why it is not ready.
         slow: Addresses of pods that it calls slow.
+        changed_wall_s: When a change of its configuration was last applied; 0 for never.
     """
 
     decisions: Sequence[tuple[float, Values]]
     pods: Sequence[Values] = ()
     warnings: Sequence[str] = ()
     slow: frozenset[str] = frozenset()
+    changed_wall_s: float = 0.0
 
 
 def answer(
@@ -150,6 +152,8 @@ def answer(
         lines.append(f"Nothing is kept of it before {since}: ask Prometheus (docs/history.md).")
     causes = list(_causes(facts, before, now, model)) if now.num else []
     causes = causes or [_no_cause(before, now)]
+    if facts.changed_wall_s >= oldest_first[0][0]:
+        causes.append(f"the configuration changed at {clock(facts.changed_wall_s)}.")
     lines += [f"Cause: {causes[0]}", *(f"Also: {each}" for each in causes[1:])]
     if now.slowest[1]:
         lines.append(

@@ -86,7 +86,12 @@ class App:
             time.monotonic, time.time, random.Random(secrets.randbits(64)), time.thread_time
         )
         self._parts = parts = Parts(config, policy, tracing, clocks=clocks)
-        self._live_config = LiveConfig(config, path, text, parse=parse, configure=parts.configure)
+        self._live_config = LiveConfig(
+            *(config, path, text),
+            parse=parse,
+            configure=parts.configure,
+            wall_clock=clocks.wall_clock,
+        )
         self._admin_at = Address.parse(config.admin.address)
         self._admin = make_admin(self._admin_at, parts, self._why_not_ready, self._warnings)
         self._sides = SidePorts(

@@ -204,6 +204,7 @@ class Parts:
             on_priorities=routing.routes.set_objectives,
             scheme=configured.scheme(config),
             engine=config.pods.engine,
+            fails_open=config.server.fail_open,
             clock=clocks.clock,
             wall_clock=clocks.wall_clock,
             rng=clocks.rng,

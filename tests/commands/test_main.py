@@ -22,6 +22,7 @@ from extproc.envoy.bootstrap import BodyDelivery, BootstrapOptions, Mode, TlsFil
 from extproc.lab.fakepod.podserver import PodConfig, RunningPod
 from extproc.observe.interpreter import interpreter
 from tests.commandline import error_line, invoke, output_of, run
+from tests.e2e.charts import EppProcess
 from tests.e2e.conftest import running_envoy
 from tests.e2e.harness import RouterProcess, chat, free_port
 from tests.fakepods import running_pod
@@ -427,10 +428,24 @@ async def _post(url: str, body: bytes) -> None:
         (["127.0.0.1:1", "--tls-cert", "/nonexistent"], "/nonexistent: No such file"),
         (["127.0.0.1:1", "--tls-ca", __file__], f"{__file__}: there is no certificate in it"),
         (["127.0.0.1:1", "--tls-key", "k"], "--tls-key needs --tls-cert"),
+        (["127.0.0.1:1", "--tls-insecure", "--tls-ca", "a"], "leave out --tls-ca"),
     ],
 )
 def test_watch_says_why_it_can_not(arguments: list[str], message: str) -> None:
     assert message in error_line(invoke("watch", *arguments))
+
+
+@pytest.mark.e2e
+async def test_watch_takes_the_certificate_of_a_router_s_own_making_where_it_is_told_to() -> None:
+    async with EppProcess({"discovery": {"static": []}}) as router:
+
+        async def said(*options: str) -> str:
+            command = ("watch", router.address, *options, "--request", "nobody")
+            done = await asyncio.to_thread(run, sys.executable, "-m", "extproc", *command)
+            return done.stderr
+
+        assert "no decision about nobody is known here" in await said("--tls-insecure")
+        assert "certificate refused" in await said("--tls")
 
 
 # --- why -------------------------------------------------------------------------------------
@@ -445,11 +460,14 @@ async def test_why_tells_what_a_router_keeps_of_a_model(pod: RunningPod) -> None
     ):
         await _post(f"{envoy.url}/v1/chat/completions", chat("a"))
         await eventually(router.has_none_in_flight)
+        router.change_config(queue={"max_requests": 50})
+        await eventually(lambda: router.counter("extproc_config_applied_timestamp_seconds"))
         command = (sys.executable, "-m", "extproc", "why", "a", "--admin", router.admin_url)
         said = await asyncio.to_thread(output_of, *command)
 
     assert re.search(r"first token .* of 1  \(before: unknown\)", said)
     assert "the-pod 1" in said
+    assert re.search(r"^Also: the configuration changed at \d\d:\d\d:\d\d\.$", said, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,20 @@ async def test_where_envoy_fails_open_every_request_is_served_while_the_router_i
     assert {answer.served_by for answer in without} == {f"pod-{n}" for n in range(NUM_PODS)}
 
 
+async def test_where_envoy_fails_open_an_adapter_that_one_pod_has_is_a_404_of_the_others(
+    router: RouterProcess, http: aiohttp.ClientSession
+) -> None:
+    async with running_envoy(Mode.OVERRIDE_HOST, router, failure_mode_allow=True) as envoy:
+        client = Client(envoy.url, http)
+        await eventually(lambda: is_served(client))
+        await router.kill()
+        answers = [await client.chat("only-0") for _ in range(40)]
+
+    served = {answer.served_by for answer in answers if answer.status == 200}
+    assert {answer.status for answer in answers} == {200, 404}
+    assert served == {"pod-0"}
+
+
 @pytest.mark.parametrize(
     ("mode", "options", "expected"),
     [

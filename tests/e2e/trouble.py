@@ -29,7 +29,8 @@ async def asked(
 
     async def ask(number: int) -> None:
         while True:
-            with suppress(aiohttp.ClientError):  # a pod that is killed takes its responses with it
+            # A pod that is killed takes its responses with it, and one that hangs keeps them.
+            with suppress(aiohttp.ClientError, TimeoutError):
                 await client.chat(models[number % len(models)], **body)
             await asyncio.sleep(pause_s)
 

@@ -276,6 +276,7 @@ def test_the_manifests_are_rendered_from_the_chart() -> None:
         ({"router": {"inferencePool": {"failureMode": "Open"}}}, "failureMode"),
         ({"router": {"modelServers": {"targetPorts": [{"number": 99999}]}}}, "targetPorts"),
         ({"gateway": {"port": 0}}, "/gateway/port"),
+        ({"config": {"admin": {"address": "127.0.0.1:99999"}}}, "/config/admin/address"),
         ({"autoscaling": {"minReplicas": 7}}, "minReplicas is above autoscaling.maxReplicas"),
         ({"terminationGracePeriodSeconds": 5}, "a drain takes up to 45 s"),
         (

@@ -13,10 +13,11 @@ import aiohttp
 import pytest
 
 from extproc.lab.fakepod.podserver import PodConfig
+from tests.commandline import output_of
 from tests.e2e.harness import Client
 from tests.fakepods import running_pods
 from tests.kubernetes.apiserver import ApiServer
-from tests.kubernetes.chart import no_helm
+from tests.kubernetes.chart import no_helm, texts
 from tests.kubernetes.envoygateway import Controller, own_api_server, why_not
 from tests.kubernetes.installed import LISTENER_PORT, PODS, PROXY, ROUTERS
 from tests.kubernetes.released import ROOT, run_release, type_it, typed
@@ -41,6 +42,14 @@ def server() -> Iterator[ApiServer]:
         yield server
 
 
+def asked_as_noted() -> str:
+    """The answer to the request that Helm's notes show, at the proxy's own address and port."""
+    notes = texts({})["extproc/templates/NOTES.txt"]
+    [curl] = [line for line in notes.splitlines() if "curl" in line]
+    env = {"ADDRESS": PROXY, "PATH": "/usr/bin:/bin"}
+    return output_of("bash", "-c", curl.replace(":80/", f":{LISTENER_PORT}/"), env=env)
+
+
 async def test_what_the_page_says_leads_from_nothing_to_a_routed_request(
     server: ApiServer,
 ) -> None:
@@ -62,9 +71,11 @@ async def test_what_the_page_says_leads_from_nothing_to_a_routed_request(
         http = await stack.enter_async_context(aiohttp.ClientSession())
         client = Client(f"http://{PROXY}:{LISTENER_PORT}", http)
         answer = await client.request("POST", path, curl[-1].encode(), {name: kind})
+        noted = await asyncio.to_thread(asked_as_noted)
         others = [await client.chat(name) for name in ("customer-02", "customer-03")]
 
     assert (answer.status, answer.served_by) == (200, "pod-0")
+    assert "customer-01" in noted
     assert (others[0].status, others[0].served_by) == (200, "pod-1")
     assert (others[1].status, others[1].error_code) == (404, "model_not_found")
 

@@ -22,6 +22,7 @@ from extproc.discovery.kubernetes.kubewatch import WatchTimes
 from extproc.discovery.kubernetes.objects import ROUTE_GROUP, PoolRef
 from extproc.discovery.kubernetes.objectstatus import AdapterReport, VersionReport
 from extproc.discovery.kubernetes.source import KubernetesDiscovery
+from extproc.routing.merging import NOT_PRIVATE
 from extproc.routing.modelroutes import Objective
 from extproc.routing.precedence import Merged, Offer, RuleSet, merge
 from extproc.routing.rewrites import Rewrites
@@ -65,6 +66,7 @@ class Router:
             kubernetes,
             [pool],
             engine="vllm",
+            fails_open=True,
             on_rules=self._on_rules,
             on_offers=self._on_offers,
             wall_clock=time.time,
@@ -264,6 +266,21 @@ async def test_the_founding_proposal_s_object_applies_but_for_its_version(
     assert (claims.priority, claims.tpot) == (100, Objective(2.0, 99.0))
     assert found["PartiallyIgnored"]["message"].startswith("parentRefs has no effect")
     assert await status_of(cluster, route_path("proposed")) == {}
+
+
+@pytest.mark.usefixtures("definition")
+async def test_where_envoy_fails_open_an_object_is_told_that_its_tenants_alone_do_not_get_it(
+    cluster: Cluster, kubeconfig: Path
+) -> None:
+    spec = {"backendRefs": [{"name": "pool"}], "adapter": {"name": "a"}, "tenants": ["t"]}
+    await cluster.put(ROUTES, "LLMRoute", "r", spec)
+    async with routing(kubeconfig):
+        partly = ("True", "NoEffect")
+        found = await conditions_become(
+            cluster, route_path("r"), Accepted=ACCEPTED, PartiallyIgnored=partly
+        )
+
+    assert found["PartiallyIgnored"]["message"] == NOT_PRIVATE
 
 
 @pytest.mark.usefixtures("definition")
@@ -538,6 +555,7 @@ async def test_what_is_declared_for_the_source_of_endpoints_is_handed_on_and_ans
         on_priorities=lambda _: None,
         scheme="http",
         engine="vllm",
+        fails_open=False,
         clock=time.monotonic,
         wall_clock=time.time,
         rng=Random(1),

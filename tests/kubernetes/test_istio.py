@@ -38,7 +38,8 @@ SHADOW = f"{POOL}-ip-{hashlib.sha256(POOL.encode()).hexdigest()[:8]}"
 PODS = ("10.244.0.11", "10.244.0.12", "10.244.0.13")
 ROUTER, PROXY = "10.244.0.21", "10.244.0.31"
 CONFIG_DUMP = "http://127.0.0.1:15000/config_dump"
-TENANT = Path(__file__).parents[2] / "examples" / "istio" / "tenant.yaml"
+ROOT = Path(__file__).parents[2]
+TENANT = ROOT / "examples" / "istio" / "tenant.yaml"
 
 pytestmark = [
     pytest.mark.e2e,

@@ -151,6 +151,25 @@ async def test_in_mode_epp_a_response_has_no_limit_and_idle_connections_close_fi
     assert [each["route"]["timeout"] for each in host["routes"]] == ["0s"], "Envoy's own is 15 s"
 
 
+@pytest.mark.parametrize("overlay", [OVERRIDE, ORIGINAL])
+async def test_connections_to_pods_are_closed_before_the_pods_close_them(overlay: str) -> None:
+    """Pods keep theirs for a second or more."""
+    routers = ["127.0.0.1:9"]
+    services = {"extproc": routers, "extproc-log": routers, "vllm": routers}
+    text = build(MANIFESTS / "overlays" / overlay)
+    found = await asyncio.to_thread(translate, text, services)
+    static = found.bootstrap["staticResources"]["clusters"]
+    idle = {
+        cluster["name"]: http["commonHttpProtocolOptions"]["idleTimeout"]
+        for cluster in (*found.clusters, *static)  # Envoy keeps the bootstrap's
+        if cluster["name"].startswith("httproute/")
+        for http in cluster["typedExtensionProtocolOptions"].values()
+    }
+
+    assert idle
+    assert set(idle.values()) == {"0.500s"}
+
+
 async def test_a_request_id_of_a_client_is_replaced(gateway: Gateway) -> None:
     gateway.pods[1].pod.last_requests.clear()
     await gateway.client.chat("only-1", headers={"x-request-id": "mine"})

@@ -234,3 +234,15 @@ def test_an_alias_is_found_by_the_name_that_the_pod_reads() -> None:
     (line, *_) = said([], [picked(model="alias", served_model="m")])
 
     assert line.startswith("m, since")
+
+
+@pytest.mark.parametrize(
+    ("changed_wall_s", "is_told"), [(AT_S + 1, True), (AT_S - 4, False), (0.0, False)]
+)
+def test_a_change_of_the_configuration_is_told_where_decisions_since_are_kept(
+    changed_wall_s: float, is_told: bool
+) -> None:
+    lines = said([picked()] * 3, [picked()] * 3, changed_wall_s=changed_wall_s)
+
+    told = [line for line in lines if "configuration" in line]
+    assert told == [f"Also: the configuration changed at {changed_wall_s:.0f}."] * is_told

@@ -47,6 +47,7 @@ async def test_a_bad_change_of_the_file_changes_nothing_and_is_counted(
         path.write_text(yaml.safe_dump({**config, "policy": {"name": "no-such-policy"}}))
 
         await eventually(lambda: service.metric_is("extproc_config_failures", 1))
+        assert await service.metric_is("extproc_config_applied_timestamp_seconds", 0)
         await clients.route(service.channel, "a")
         (decision,) = (await service.admin("/debug/decisions?n=1"))["decisions"]
         assert decision["pick"]["policy"] == "least_harm"
@@ -61,6 +62,7 @@ async def test_a_bad_change_of_the_file_changes_nothing_and_is_counted(
             return bool(warning == "configuration: needs a restart to take effect: log.level")
 
         await eventually(says_what_a_restart_changes)
+        assert not await service.metric_is("extproc_config_applied_timestamp_seconds", 0)
         path.write_text(yaml.safe_dump(config))
         await eventually(lambda: has_no_warning(service))
 

@@ -78,6 +78,7 @@ async def test_what_a_cluster_declares_is_unknown_only_where_it_is_wanted(follow
         on_priorities=lambda _: None,
         scheme="http",
         engine="vllm",
+        fails_open=False,
         clock=time.monotonic,
         wall_clock=time.time,
         rng=random.Random(1),

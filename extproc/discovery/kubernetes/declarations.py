@@ -51,12 +51,14 @@ class Declarations:
         pools: Collection[PoolRef],
         *,
         engine: str,
+        fails_open: bool,
         wall_clock: Callable[[], float],
         on_rules: OnRules,
         on_offers: OnOffers,
     ) -> None:
         ours = frozenset(pools)
-        rules, offers = rewrites_of(ours), routes_of(ours, engine=engine)
+        rules = rewrites_of(ours)
+        offers = routes_of(ours, engine=engine, fails_open=fails_open)
         rewrites = rewrites_query(kubernetes.namespace, rules)
         self._rewrites = _Kind(
             kubernetes, rewrites, rules, lambda each: on_rules(_declared(each)), wall_clock

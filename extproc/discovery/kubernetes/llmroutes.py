@@ -25,6 +25,7 @@ from extproc.discovery.kubernetes.declarers import Declared, decode_spec, origin
 from extproc.discovery.kubernetes.objects import LLMRoute, PoolRef
 from extproc.openai import MAX_MODEL_BYTES
 from extproc.reports.engines import PROFILES
+from extproc.routing.merging import NOT_PRIVATE
 from extproc.routing.modelroutes import ModelRoute, Objective
 from extproc.routing.precedence import Offer, ResponseModel
 
@@ -96,27 +97,35 @@ _specs = msgspec.json.Decoder(_Spec)
 _abouts = msgspec.json.Decoder(_About)
 
 
-def routes_of(pools: Collection[PoolRef], *, engine: str) -> Declared[LLMRoute, Offer]:
+def routes_of(
+    pools: Collection[PoolRef], *, engine: str, fails_open: bool = False
+) -> Declared[LLMRoute, Offer]:
     """Return what keeps and reads the objects of pools.
 
     Args:
         pools: Ours.
         engine: Name of the profile by which the pods' metrics are read.
+        fails_open: Envoy serves any client where no router answers.
     """
     return Declared(
         lambda each: None if _pools_of(each, pools) else _not_ours(each, pools),
-        lambda each: _read(each, pools, engine),
+        lambda each: _read(each, pools, engine, fails_open),
         _adapter_named_in,
     )
 
 
-def _read(source: LLMRoute, pools: Collection[PoolRef], engine: str) -> tuple[Offer, str]:
+def _read(
+    source: LLMRoute, pools: Collection[PoolRef], engine: str, fails_open: bool
+) -> tuple[Offer, str]:
     ours = _pools_of(source, pools)
     spec = decode_spec(source, _specs)
     _check_format(spec.adapter.metrics, engine)
     if ours == {each.name for each in pools}:
         ours = frozenset()
-    return _offer(source, spec, ours), NO_PARENTS if spec.parent_refs else ""
+    ignored = [NO_PARENTS] if spec.parent_refs else []
+    if spec.tenants and fails_open:
+        ignored.append(NOT_PRIVATE)
+    return _offer(source, spec, ours), "; ".join(ignored)
 
 
 def _adapter_named_in(source: LLMRoute) -> str:

@@ -12,6 +12,7 @@ from extproc.adapters.declared import Declaration, LoadMode
 from extproc.discovery.kubernetes.declarers import DeclaredObject
 from extproc.discovery.kubernetes.llmroutes import NO_PARENTS, routes_of
 from extproc.discovery.kubernetes.objects import PoolRef, routes_query
+from extproc.routing.merging import NOT_PRIVATE
 from extproc.routing.modelroutes import ModelRoute, Objective
 from extproc.routing.precedence import Offer, ResponseModel
 from tests.discovery.kubernetes.declared import POOL, POOLS, item, listed
@@ -128,6 +129,17 @@ def test_of_several_pools_ours_count_and_none_are_named_where_all_do(
 
     assert read is not None
     assert read[0].declaration.pools == frozenset(pools)
+
+
+@pytest.mark.parametrize("fails_open", [True, False])
+def test_that_tenants_are_not_private_is_told_where_envoy_fails_open(fails_open: bool) -> None:
+    def ignored(spec: Any) -> str:
+        declared = routes_of(POOLS, engine="vllm", fails_open=fails_open)
+        (reading,) = declared.read(listed(routes_query(keeper=declared), item(spec)))
+        return reading.ignored
+
+    assert ignored(route(tenants=["t"])) == (NOT_PRIVATE if fails_open else "")
+    assert ignored(route(tenants=[])) == ignored(route()) == ""
 
 
 UNREADABLE = "nothing that can be read"

@@ -77,10 +77,10 @@ def test_least_pending_goes_by_the_total(snapshot: Snapshot, seed: int) -> None:
 def test_every_built_in_policy_answers_an_endpoint_of_the_snapshot_with_a_reason(
     snapshot: Snapshot, request: RequestInfo, seed: int
 ) -> None:
-    for name, policy in BUILT_IN.items():
+    for policy in BUILT_IN.values():
         choice = policy().choose(snapshot, request, rng=random.Random(seed))
         if isinstance(choice, Wait):
-            assert name == "least_harm"  # the only one that knows when there is no room
+            assert choice.until_s >= snapshot.now
             continue
         chosen: list[EndpointView] = list(choice.endpoints)
 

@@ -205,6 +205,7 @@ def add_options(parser: LocustArgumentParser) -> None:
     add("--slo-ttft", type=float, default=0.5, help="longest s to the first token")
     add("--slo-tpot", type=float, default=0.05, help="longest mean s per token after it")
     add("--records", default="", help="write a JSON line per request to this file")
+    add("--ttft-chart", default="", help="draw the first tokens to this file, an SVG")
     add("--fail-on-lag", action="store_true", help="exit 3 if the generator lagged")
 
 

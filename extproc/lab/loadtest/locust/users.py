@@ -32,6 +32,7 @@ from locust.runners import (
     WorkerRunner,
 )
 
+from extproc.lab.loadtest.locust.firsttokens import chart
 from extproc.lab.loadtest.locust.loadplan import (
     WATCH_S,
     LocustPlan,
@@ -146,7 +147,7 @@ class LoadTest:
                 times_s.append((_MET, record.ttft_s))
         for row, seconds in times_s:
             entries[path, row].log(seconds * 1000, 0)
-        if self._options.records:
+        if self._options.records or self._options.ttft_chart:
             self._records.append(record)
 
     # --- locust's events ----------------------------------------------------------------------
@@ -320,13 +321,19 @@ class LoadTest:
                 self._runner.exceptions.pop(hash(lagged), None)
             if self._options.fail_on_lag:
                 env.process_exit_code = EXIT_LAGGED
-        if self._options.records:
-            try:
-                ordered = sorted(self._records, key=lambda record: record.index)
-                save_records(ordered, Path(self._options.records))
-            except OSError as error:
-                _log.error("cannot write the records: %s", error)
-                env.process_exit_code = 1
+        try:
+            self._write()
+        except OSError as error:
+            _log.error("cannot write the records: %s", error)
+            env.process_exit_code = 1
+
+    def _write(self) -> None:
+        """Write the files that the options name."""
+        records, drawn = self._options.records, self._options.ttft_chart
+        if records:
+            save_records(sorted(self._records, key=lambda each: each.index), Path(records))
+        if drawn:
+            Path(drawn).write_text(chart(self._records), encoding="utf-8")
 
 
 def _id(runner: Runner) -> str:

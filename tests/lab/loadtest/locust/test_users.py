@@ -43,12 +43,15 @@ async def pod() -> AsyncIterator[RunningPod]:
 
 
 async def test_a_workload_is_sent_timed_and_written_down(pod: RunningPod, tmp_path: Path) -> None:
-    status, log, records = await run(
-        pod.url, tmp_path, *SMALL, "--json-file", str(tmp_path / "all")
-    )
+    files = ("--json-file", str(tmp_path / "all"), "--ttft-chart", str(tmp_path / "first.svg"))
+    status, log, records = await run(pod.url, tmp_path, *SMALL, *files)
 
     num = len(records)
     assert status == 0, log
+    assert num == 80
+    drawn = (tmp_path / "first.svg").read_text(encoding="utf-8")
+    assert drawn.count("<use") > num  # a point for each, and the ticks
+    assert "ms to the first token" in drawn
     assert [record.index for record in records] == list(range(num))
     assert {record.adapter for record in records} == {"a", "b", "c", "d"}
     assert {record.served_by for record in records} == {"pod-1"}

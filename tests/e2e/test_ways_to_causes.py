@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import shlex
-import shutil
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -21,9 +17,11 @@ import yaml
 from extproc.lab.engine.profiles import INSTANT
 from extproc.lab.fakepod.podserver import PodConfig
 from tests.e2e.conftest import behind_envoy, own_pods, router_config
+from tests.e2e.forwarder import Switch
 from tests.e2e.harness import RouterProcess
 from tests.e2e.prometheus import watched
 from tests.e2e.trouble import asked, thrashing
+from tests.e2e.typed import addresses, type_it
 from tests.fakepods import running_pods
 from tests.pages import anchor, blocks
 from tests.test_runbooks import sections
@@ -35,8 +33,6 @@ ROOT = Path(__file__).parents[2]
 FAULTS: list[dict[str, Any]] = yaml.safe_load(
     Path(__file__).with_name("faults.yaml").read_text(encoding="utf-8")
 )
-WATCH_S = 10.0
-"""`extproc watch` goes on for ever; it is ended then."""
 
 
 @dataclass
@@ -45,11 +41,13 @@ class Broken:
 
     Attributes:
         bad: The address of the pod at fault, where one is.
+        model: The name that its clients write.
         break_it: Breaks it, once Prometheus has seen it whole.
     """
 
     router: RouterProcess
     bad: str = ""
+    model: str = ""
     break_it: Callable[[], object] = lambda: None
 
 
@@ -59,9 +57,9 @@ async def slow_pod(http: aiohttp.ClientSession, folder: Path) -> AsyncIterator[B
         PodConfig(
             name=f"pod-{number}",
             adapters=[f"only-{number}", "shared"],
-            profile=replace(INSTANT, step_s=step_s),
+            profile=replace(INSTANT, step_s=0.02),
         )
-        for number, step_s in enumerate((0.02, 0.02, 0.4))
+        for number in range(3)
     ]
     async with running_pods(*pods_like) as pods:
         config = router_config(pods, admin={"slo_ttft_s": 0.3})
@@ -69,9 +67,12 @@ async def slow_pod(http: aiohttp.ClientSession, folder: Path) -> AsyncIterator[B
         async with (
             behind_envoy(config, http) as (router, client),
             asked(client, "only-0", "only-1", num_clients=2, pause_s=1.0, max_tokens=10),
-            asked(client, "only-2", num_clients=6, max_tokens=10, stream=True),
+            asked(client, "only-2", num_clients=6, pause_s=1.0, max_tokens=10, stream=True),
         ):
-            yield Broken(router, pods[2].address)
+            engine, slow = pods[2].pod.runner.engine, replace(INSTANT, step_s=0.4)
+            yield Broken(
+                router, pods[2].address, "only-2", break_it=lambda: engine.change_profile(slow)
+            )
 
 
 @asynccontextmanager
@@ -114,9 +115,26 @@ async def wrong_configuration(http: aiohttp.ClientSession, folder: Path) -> Asyn
         yield Broken(router, break_it=lambda: router.change_config(queue=wrong))
 
 
+@asynccontextmanager
+async def hung_pod(http: aiohttp.ClientSession, folder: Path) -> AsyncIterator[Broken]:
+    """The pod that alone has an adapter takes connections, and answers nothing."""
+    async with own_pods(2) as pods, Switch() as switch:
+        bad = await switch.to(pods[1].address)
+        config = router_config(pods, scrape={"timeout_s": 1.0, "expiry_s": 3.0})
+        config["discovery"]["static"][1]["address"] = bad
+        async with (
+            behind_envoy(config, http, num_pods=2) as (router, client),
+            asked(client, "only-1", num_clients=2, pause_s=0.5),
+        ):
+            yield Broken(router, bad, "only-1", break_it=lambda: switch.turn(on=False))
+
+
 CAUSED: dict[str, Callable[[aiohttp.ClientSession, Path], AbstractAsyncContextManager[Broken]]] = {
     each.__name__: each
-    for each in (slow_pod, thrashing_adapters, one_tenant, dead_store, wrong_configuration)
+    for each in (
+        *(slow_pod, thrashing_adapters, one_tenant),
+        *(dead_store, wrong_configuration, hung_pod),
+    )
 }
 
 
@@ -142,14 +160,6 @@ def test_each_way_is_one_that_the_pages_lead() -> None:
 async def test_the_way_leads_from_the_alert_to_the_cause(
     fault: dict[str, Any], http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
-    for program in ("jq", "curl", "promtool"):
-        if shutil.which(program) is None:
-            pytest.skip(f"no {program} on PATH (Debian packages curl, jq, prometheus)")
-    command = tmp_path / "extproc"
-    command.write_text(
-        f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m extproc "$@"\n', encoding="utf-8"
-    )
-    command.chmod(0o755)
     async with (
         CAUSED[fault["fault"]](http, tmp_path) as broken,
         watched(broken.router) as prometheus,
@@ -158,13 +168,7 @@ async def test_the_way_leads_from_the_alert_to_the_cause(
         fired = await prometheus.until_firing([fault["alert"]])
         leads_to = fired[fault["alert"]]["annotations"]["runbook_url"]
         assert leads_to == f"docs/alerts.md#{fault['alert'].lower()}"
-        env = {
-            "ADMIN": broken.router.admin_url,
-            "GRPC": broken.router.address,
-            "PROMETHEUS": prometheus.url,
-            "CONFIG": str(broken.router.config_path),
-            "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        }
+        env = addresses(tmp_path, broken.router, prometheus) | {"MODEL": broken.model}
         for step in fault["way"]:
             if "$ID" in step["run"]:
                 env["ID"] = await _request_of(broken)
@@ -188,24 +192,11 @@ async def _read(step: dict[str, Any], env: dict[str, str], bad: str) -> None:
     seen: list[str] = []
 
     async def has_it() -> bool:
-        seen.append(await _run(step["run"], env))
+        said = await type_it(step["run"], env)
+        seen.append(said.output + said.errors)
         return bool(wanted.search(seen[-1]))
 
     try:
         await eventually(has_it, every_s=0.5)
     except AssertionError as error:
         raise AssertionError(f"{step['run']}\nlast said:\n{seen[-1]}") from error
-
-
-async def _run(command: str, env: dict[str, str]) -> str:
-    """What a command of a page says, at its end or after a while."""
-    ended = f"timeout --signal=INT {WATCH_S} {command}" if " watch " in command else command
-    process = await asyncio.create_subprocess_shell(
-        ended,
-        cwd=ROOT,
-        env={**os.environ, **env, "COLUMNS": "200"},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    output, _ = await process.communicate()
-    return output.decode()
