@@ -76,7 +76,14 @@ class BenchedRouter:
         config = parse_config(_CONFIG)
         clocks = Clocks(lambda: loop.now, lambda: 1e9 + loop.now, self.rng)
         self.parts = parts = Parts(config, Hold(_HOLD_S, only_tenants=True), None, clocks=clocks)
-        live = LiveConfig(config, None, "", parse=parse_config, configure=parts.configure)
+        live = LiveConfig(
+            config,
+            None,
+            "",
+            parse=parse_config,
+            configure=parts.configure,
+            wall_clock=clocks.wall_clock,
+        )
         parts.add_metrics(lambda: not parts.why_not_ready())
         live.add_metrics(parts.telemetry)
         self.feed = make_feed(parts, parts.why_not_ready, list)
