@@ -555,7 +555,7 @@ CEILINGS = {
     "service": 908,
     "plugins": 72,
     "stack": 286,
-    "lab": 6_567,
+    "lab": 6_597,
     "commands": 2_392,
     "address": 53,
     "bounds": 29,
