@@ -114,8 +114,8 @@ QUESTIONS = {
     ),
     "what does it cost?": (
         "docs/performance.md",
-        "The default policy costs about half of an empty ext_proc server: a Python server on "
-        "grpc.aio and uvloop that only finds X and answers with one header.",
+        "At saturation a request of 308 bytes takes 150 us of CPU with the default policy, so a "
+        "core is full at 6,600 requests a second.",
     ),
     "what happens when the router dies?": (
         "docs/operate.md",

@@ -24,7 +24,7 @@ _CODE = _TESTS.parent / "extproc"
 _SECURITY = (_TESTS.parent / "docs" / "security.md").read_text()
 _HEADS = (
     ["what", "CPU", "memory", "time", "log", "series", "ends", "at most", "test"],
-    ["limit", "bounds", "ends", "who else was on it", "test"],
+    ["limit", "bounds", "ends", "who else is affected", "test"],
     ["identity", "proof", "without proof", "test"],
     ["what", "its names", "which counts", "test"],
 )

@@ -1,6 +1,6 @@
 """`extproc.v1.Decisions`: the last routing decisions, remembered and followed live.
 
-1. Without watchers, a decision costs one append: the core's own values are kept, and described only
+1. Without watchers, a decision costs one append: its own values are kept, and described only
    on request.
 2. With watchers, it is encoded once for all of them, and once more for those that want the reason
    in words. That happens after the response, in passes of `MAX_PER_PASS` that use at most

@@ -54,7 +54,7 @@ class Pool:
 
     Attributes:
         speeds: Learns their costs.
-        beginnings: Prefixes of prompts in their KV caches.
+        prefix_index: Prefixes of prompts in their KV caches.
         find: Returns the endpoint with an address, None where it is not in the pool.
         flights: Our picks there; `peer_picks` has other routers'.
         models: All that they list.

@@ -1,4 +1,4 @@
-"""Between Envoy's ext_proc messages and the core's events and commands, without any decision.
+"""Between Envoy's ext_proc messages and events and commands of a stream, without any decision.
 
 Header values are read from `raw_value`, or from `value` if that is empty: Envoy fills `raw_value`,
 other data planes `value`, or either. Most send names in lower case, some as Go writes them. A

@@ -1,4 +1,4 @@
-"""The core's objects of one router, and how a configuration reaches them."""
+"""The objects that decide in one router, and how a configuration reaches them."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 
 class Code(IntEnum):
@@ -59,11 +59,7 @@ class Call(Protocol):
 
 
 class Session(Protocol):
-    """The service's side of one RPC.
-
-    A session that calls `hold` also has a method `give_up()`, called when there is no memory for
-    the bytes that it holds. It responds and ends the RPC, or the RPC ends with RESOURCE_EXHAUSTED.
-    """
+    """The service's side of one RPC."""
 
     def receive(self, message: bytes) -> None:
         """Handle one message from the peer."""
@@ -73,6 +69,16 @@ class Session(Protocol):
 
     def closed(self) -> None:
         """Handle the end of the RPC, whoever ended it. Called exactly once, last."""
+
+
+@runtime_checkable
+class HoldingSession(Session, Protocol):
+    """A session that may keep bytes of messages (`Call.hold`)."""
+
+    def give_up(self) -> None:
+        """Respond and end the RPC, as there is no memory for the bytes that it holds; else it ends
+        with RESOURCE_EXHAUSTED.
+        """
 
 
 Metadata = Mapping[str, str]

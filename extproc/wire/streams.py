@@ -14,7 +14,7 @@ from extproc.wire.budget import Budget
 from extproc.wire.grpccall import WireStream
 from extproc.wire.limits import Abuse, ConnectionFault, Counters, ErrorCode, Limits, StreamFault
 from extproc.wire.outbox import Outbox
-from extproc.wire.rpc import NO_SESSION, Code
+from extproc.wire.rpc import NO_SESSION, Code, HoldingSession
 from extproc.wire.streamstates import (
     REMEMBERED,
     TABLE,
@@ -165,10 +165,10 @@ class Streams:
     def give_up(self, stream: WireStream) -> None:
         """End a stream for want of memory, by its session if it can."""
         self.counters.abuse[Abuse.BUFFERED_BYTES] += 1
-        respond: Callable[[], None] | None = getattr(stream.session, "give_up", None)
-        if respond is not None:
+        session = stream.session
+        if isinstance(session, HoldingSession):
             try:
-                respond()
+                session.give_up()
             except Exception as error:
                 self.fail_session(stream, error)
         stream.end(Code.RESOURCE_EXHAUSTED, "no memory for this message now")

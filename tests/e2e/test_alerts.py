@@ -23,6 +23,8 @@ from extproc.stack.processes import free_port
 from tests.e2e.conftest import behind_envoy, own_pods, router_config, running_envoy
 from tests.e2e.harness import Client, EnvoyProcess, RouterProcess, connection_manager
 from tests.e2e.prometheus import PrometheusProcess, rules, watched
+from tests.e2e.test_canaries import canary
+from tests.e2e.test_canaries import pod as failing_version
 from tests.e2e.test_outliers import failing_pod
 from tests.e2e.trouble import asked, never_ready, thrashing, unreachable_cluster
 from tests.fakepods import running_pods
@@ -64,6 +66,7 @@ NO_API = ("ExtprocNotReady", "ExtprocKubernetesSilent")
 NO_LOG = ("ExtprocAccessLogSilent",)
 SLOW = ("ExtprocSlowPod",)
 LEFT_OUT = ("ExtprocPodsLeftOut",)
+WORSE = ("ExtprocCanaryTakenBack", "ExtprocTrialWorse")
 NOT_CAUSED: dict[str, str] = {}
 """Alerts that no test here causes, and why."""
 
@@ -84,6 +87,7 @@ def test_every_alert_is_caused_or_said_not_to_be() -> None:
     caused = [
         *(*CROWDED, *THRASHING, *ALONE, *DOWN, *FAULTY),
         *(*ONE_POD_FAILS, *ALL_PODS_FAIL, *ALL_PODS_LOST, *NO_API, *NO_LOG, *SLOW, *LEFT_OUT),
+        *WORSE,
     ]
 
     assert sorted([*caused, *NOT_CAUSED]) == sorted(named)
@@ -215,6 +219,24 @@ async def test_a_slow_pod(http: aiohttp.ClientSession) -> None:
             await is_quiet(prometheus, *SLOW)
             async with asked(client, "base", num_clients=9, max_tokens=40):
                 await fires(prometheus, *SLOW)
+
+
+async def test_a_canary_and_a_policy_on_trial_that_fail(http: aiohttp.ClientSession) -> None:
+    trial = {"name": "tests.e2e.policies:Faulty", "args": {"adapter": "good"}, "share": 0.5}
+    async with failing_version() as address:
+        config = {
+            **router_config([], policy={"name": "random", "trial": trial}),
+            "discovery": {"static": [address]},
+            "outliers": {"enabled": False},
+            "routes": [canary("bad", "good", "failing")],
+        }
+        async with (
+            behind_envoy(config, http, num_pods=1) as (router, client),
+            watched(router) as prometheus,
+        ):
+            await is_quiet(prometheus, *WORSE)
+            async with asked(client, "bad", num_clients=4):
+                await fires(prometheus, *WORSE)
 
 
 async def test_all_pods_fail(http: aiohttp.ClientSession) -> None:

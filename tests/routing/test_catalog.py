@@ -740,6 +740,13 @@ def test_a_deleted_adapter_is_unknown_although_pods_have_it_until_it_is_unloaded
     assert scene.picked("own").request.model == "own"
 
 
+def test_a_declared_name_without_a_source_that_no_pod_lists_is_unfit() -> None:
+    rejection = Scene(Declaration("sql")).ask("sql")
+
+    assert refused(rejection) == (503, Reason.ADAPTER_UNAVAILABLE)
+    assert "(unfit)" in str(rejection)
+
+
 def test_a_deleted_adapter_that_pods_found_by_themselves_is_served_on() -> None:
     scene = Scene(Declaration("sql"))
     scene.lists(1, ("sql", "/own"))

@@ -73,7 +73,12 @@ Readings = Mapping[str, _Reading]
 
 
 async def run_block(target: RunningTarget, block: Block) -> BlockRun:
-    """Send a block to a target and wait for every response."""
+    """Send a block to a target and wait for every response; the target runs meanwhile."""
+    async with target.on_turn():
+        return await _run_block(target, block)
+
+
+async def _run_block(target: RunningTarget, block: Block) -> BlockRun:
     records: list[RequestRecord] = []
     before = await read_pods(target.pods)
     settings, sending = block.settings, target.replay_settings(block)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -56,6 +57,9 @@ KINDS = ("policy", "envoy", "picker", "url")
 _NUM_WARM_UP = 8
 _WARM_UP_GAP_S = 0.1
 _WARM_UP_TOKENS = 8
+SETTLE_S = 2.0
+"""From the start of a target's turn to its first request: routers and pickers have read the pods'
+pages again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +194,24 @@ class RunningTarget:
         """The target's name in tables."""
         return self.spec.label
 
+    @asynccontextmanager
+    async def on_turn(self) -> AsyncIterator[None]:
+        """Have its processes go on meanwhile, and stand still afterwards: pickers that ask their
+        pods all the time would take the CPU from the target whose turn it is.
+        """
+        if self.programs:
+            self.send(signal.SIGCONT)
+            await asyncio.sleep(SETTLE_S)
+        try:
+            yield
+        finally:
+            self.send(signal.SIGSTOP)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to all its processes that run."""
+        for program in self.programs.values():
+            program.send(number)
+
     async def died(self) -> str:
         """Wait until one of its processes ends, and return which; for ever if it has none."""
         waits = {
@@ -224,7 +246,7 @@ class RunningTarget:
 async def running_targets(
     specs: Sequence[TargetSpec], block: Block, headers: Mapping[str, str]
 ) -> AsyncIterator[list[RunningTarget]]:
-    """Start all targets, and warm them up in the same way.
+    """Start all targets, and warm them up in the same way. They stand still until their turn.
 
     Args:
         specs: The targets.
@@ -248,6 +270,8 @@ async def running_targets(
                     group.create_task(_warm_up(target, block))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from errors
+        for target in targets:
+            target.send(signal.SIGSTOP)
         yield targets
 
 
@@ -259,13 +283,11 @@ async def _started(spec: TargetSpec, block: Block) -> AsyncIterator[RunningTarge
             await _start(stack, spec, block)
         except StackError as error:
             raise TargetError(f"{spec.label}: {error}") from error
-        yield RunningTarget(
-            spec,
-            stack.url,
-            pods={} if spec.pods else {name: pod.url for name, pod in stack.pods.items()},
-            programs=stack.children,
-        )
+        pods = {} if spec.pods else {name: pod.url for name, pod in stack.pods.items()}
+        yield RunningTarget(spec, stack.url, pods=pods, programs=stack.children)
     finally:
+        for program in stack.children.values():
+            program.send(signal.SIGCONT)  # else it would not see that it is to end
         await stack.close()
 
 

@@ -20,7 +20,12 @@ from extproc.lab.loadtest.listing import TargetError
 from extproc.lab.loadtest.loads import Block, plan_suite, sliced
 from extproc.lab.loadtest.results import load
 from extproc.lab.loadtest.runs import run_block
-from extproc.lab.loadtest.targets import parse_targets, running_targets, suite_targets
+from extproc.lab.loadtest.targets import (
+    RunningTarget,
+    parse_targets,
+    running_targets,
+    suite_targets,
+)
 from extproc.lab.trials.suites import parse_suite, with_workload
 from tests.commandline import Command, commands
 from tests.lab.loadtest.builders import TINY
@@ -109,6 +114,33 @@ async def test_what_real_requests_claim_decides_and_refusals_are_counted() -> No
     assert declared.result.metrics.fates["finished"] == len(blocks[0].workload.arrivals) - num_late
     tenants = declared.result.metrics.tenants
     assert tenants["batch"].attainment == 1 > tenants["people"].attainment
+
+
+def states(target: RunningTarget) -> set[str]:
+    """The states of its processes as in `ps`; those with T are stopped."""
+    stats = [Path(f"/proc/{program.pid}/stat") for program in target.programs.values()]
+    return {stat.read_text().rpartition(") ")[2][0] for stat in stats}
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(240)
+async def test_targets_stand_still_until_it_is_their_turn_again() -> None:
+    specs = parse_targets(["policy:least_harm", "envoy:round_robin"])
+    block = small_block()
+    async with running_targets(specs, block, {}) as (ours, other):
+        before = states(ours) | states(other)
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(run_block(ours, block))
+            await asyncio.sleep(1)
+            meanwhile = states(ours), states(other)
+        after = states(ours) | states(other)
+        again = await run_block(ours, block)
+
+    assert before == after == meanwhile[1] == {"T"}
+    assert "T" not in meanwhile[0]
+    for run in (first.result(), again):
+        assert run.result
+        assert run.result.errors == {}
 
 
 @pytest.mark.e2e
