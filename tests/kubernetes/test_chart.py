@@ -144,7 +144,7 @@ def test_with_istio_a_router_is_spoken_to_in_tls_and_left_where_it_is_gone_or_ha
 ) -> None:
     """By default."""
     found = rendered({"mode": "epp", "gateway": {"className": class_name}}, namespace="elsewhere")
-    policy = one(found, "DestinationRule")["spec"]["trafficPolicy"]
+    policy = one(found, "DestinationRule", "extproc")["spec"]["trafficPolicy"]
     (patch,) = one(found, "EnvoyFilter")["spec"]["configPatches"]
 
     assert policy["tls"] == {"mode": "SIMPLE", "insecureSkipVerify": True}
@@ -184,6 +184,8 @@ def test_ai_gateway_has_the_cluster_of_its_picker_from_us_and_bodies_of_our_size
     takes_over(cluster)
     assert gateway["infrastructure"]["parametersRef"]["kind"] == "EnvoyProxy"
     assert one(found, "ClientTrafficPolicy")["spec"]["connection"]["bufferLimit"] == "26Mi"
+    times = one(found, "BackendTrafficPolicy")["spec"]["timeout"]["http"]
+    assert (times["requestTimeout"], times["connectionIdleTimeout"]) == ("0s", "500ms")
     assert "telemetry" not in one(found, "EnvoyProxy")["spec"], "ends come by response phases"
 
 
@@ -456,6 +458,26 @@ def test_what_to_do_at_an_alert_is_linked_to_where_you_keep_the_pages() -> None:
     for alert in alerts:
         page = f"docs/alerts.md#{alert['alert'].lower()}"
         assert alert["annotations"]["runbook_url"] == f"https://pages.example/{page}"
+
+
+def test_a_policy_with_retries_of_its_own_names_a_rule_that_the_chart_makes() -> None:
+    """A route of one's own may lack it, and /v1/responses must not have the retries of the rest."""
+
+    def retried(values: dict[str, Any]) -> dict[str, list[str]]:
+        policies = [each for each in rendered(values) if each["kind"] == "BackendTrafficPolicy"]
+        return {
+            each["spec"]["targetRefs"][0].get("sectionName", ""): each["spec"]["retry"]["retryOn"][
+                "triggers"
+            ]
+            for each in policies
+        }
+
+    by_default = retried({})
+    rules = {each.get("name", "") for each in one(rendered({}), "HTTPRoute")["spec"]["rules"]}
+    assert by_default.keys() == rules == {"", "stored-responses"}
+    assert ["reset" in triggers for triggers in by_default.values()] == [True, False]
+    own = retried({"httpRoute": {"create": False}})
+    assert own == {"": by_default["stored-responses"]}
 
 
 @pytest.mark.parametrize(

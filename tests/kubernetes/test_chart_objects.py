@@ -98,6 +98,8 @@ def test_common_labels_are_on_every_object_and_select_nothing() -> None:
         "serviceMonitor": {"enabled": True},
         "prometheusRule": {"enabled": True},
         "dashboard": {"enabled": True},
+        "crds": {"install": True},
+        "gatewayClass": {"create": True},
     }
     found = rendered(values)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,18 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.kubernetes.apiserver import PROGRAMS, ApiServer, missing_programs
-from tests.kubernetes.chart import Releases, example_values, no_helm, releases, without_bookkeeping
+from tests.commandline import output_of
+from tests.kubernetes.apiserver import PROGRAMS, ApiServer, find_program, missing_programs
+from tests.kubernetes.chart import (
+    Releases,
+    example_values,
+    no_helm,
+    releases,
+    rendered,
+    without_bookkeeping,
+)
 from tests.kubernetes.manifests import MANIFESTS, OVERLAYS, Object, build, objects
+from tests.pages import blocks
 
 pytestmark = [
     pytest.mark.slow,
@@ -21,6 +31,7 @@ pytestmark = [
     pytest.mark.skipif(bool(no_helm()), reason=no_helm()),
 ]
 
+PAGE = MANIFESTS.parent / "docs" / "envoy-gateway.md"
 DEFINITION = "crd/llmroutes.llm.extproc"
 MONITORING: dict[str, Any] = {
     "serviceMonitor": {"enabled": True},
@@ -109,6 +120,43 @@ def test_an_upgrade_ends_no_router_that_autoscaling_takes_over_or_has_started(
     helm.upgrade({})
 
     assert (taken_over, num_routers(api_server, helm.namespace)) == (5, 4)
+
+
+def test_a_release_begins_with_as_many_routers_as_autoscaling_would_start(
+    api_server: ApiServer, helm: Releases
+) -> None:
+    """Kubernetes makes one of a Deployment that does not say how many."""
+    helm.install({"autoscaling": {"minReplicas": 3}})
+
+    assert num_routers(api_server, helm.namespace) == 3
+
+
+@pytest.mark.parametrize(("is_handed_over", "num"), [(False, 1), (True, 5)])
+def test_who_applies_the_chart_without_helm_hands_the_number_of_routers_over(
+    api_server: ApiServer, namespace: str, crds: Path, is_handed_over: bool, num: int
+) -> None:
+    """By the page's command. As Argo CD does: server-side, and its own fields are its own again."""
+
+    def apply(values: dict[str, Any]) -> None:
+        text = yaml.safe_dump_all(rendered(values, namespace=namespace))
+        how = ("--server-side", "--force-conflicts", "--field-manager=argocd-controller")
+        api_server.kubectl("apply", *how, "-n", namespace, "-f", "-", input=text)
+
+    apply({"autoscaling": {"enabled": False}, "replicaCount": 5})
+    if is_handed_over:
+        _, _, section = PAGE.read_text(encoding="utf-8").partition("\n## Autoscaling\n")
+        command, *_ = blocks(section, "sh")
+        program = str(find_program("kubectl"))
+        home = {
+            "HOME": str(api_server.dir),
+            "PATH": os.environ["PATH"],
+        }  # kubectl keeps files there
+        env = {**home, "KUBECONFIG": str(api_server.kubeconfig)}
+        text = command.replace("-n llm", f"-n {namespace}").replace("kubectl", program)
+        output_of("bash", "-euo", "pipefail", "-c", text, env=env)
+    apply({})
+
+    assert num_routers(api_server, namespace) == num
 
 
 @pytest.mark.few(2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, contextmanager
@@ -50,10 +51,12 @@ from tests.kubernetes.installed import (
     put_pods,
     put_routers,
 )
-from tests.kubernetes.manifests import copied
+from tests.kubernetes.manifests import MANIFESTS, copied
 from tests.kubernetes.network import add_address, remove_address
+from tests.pages import blocks
 from tests.waiting import eventually
 
+PAGE = MANIFESTS.parent / "docs" / "envoy-gateway.md"
 CONDITIONS = {
     "GatewayClass Accepted": "True",
     "EnvoyProxy Accepted": "True",
@@ -347,6 +350,39 @@ async def test_what_an_httproute_sets_or_removes_comes_too_late(installed: Insta
                 return found == "pod-1" and any("x-late" in each for each in seen)
 
             await eventually(is_applied, within_s=WITHIN_S)
+
+
+# --- the number of proxies -----------------------------------------------------------------------
+
+_PROXIES = "/spec/provider/kubernetes"
+AUTOSCALED = (
+    {"op": "remove", "path": f"{_PROXIES}/envoyDeployment/replicas"},
+    {"op": "add", "path": f"{_PROXIES}/envoyHpa", "value": {"minReplicas": 2, "maxReplicas": 9}},
+)
+"""As the chart's `envoyGateway.proxies.autoscaling.enabled` changes the EnvoyProxy."""
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("is_scaled", "num"), [(True, 3), (False, 1)])
+async def test_autoscaling_begins_with_one_proxy_unless_they_are_scaled_before_as_the_page_says(
+    installed: Installed, is_scaled: bool, num: int
+) -> None:
+    _, _, section = PAGE.read_text(encoding="utf-8").partition("\n## Autoscaling\n")
+    command = blocks(section, "sh")[1]
+    made = partial(installed.controller.made_for, namespace=installed.namespace)
+
+    async def are(expected: int, num_autoscalers: int) -> bool:
+        scalers = await asyncio.to_thread(made, "horizontalpodautoscaler")
+        (deployment,) = await asyncio.to_thread(made, "deployment")
+        return (deployment["spec"]["replicas"], len(scalers)) == (expected, num_autoscalers)
+
+    assert await are(2, 0)
+    if is_scaled:
+        ours = command.replace("gateway-name=llm", f"gateway-namespace={installed.namespace}")
+        await asyncio.to_thread(installed.controller.server.kubectl, *shlex.split(ours)[1:])
+    with patched(installed, "envoyproxy", *AUTOSCALED):
+        await eventually(lambda: are(num, 1), within_s=WITHIN_S)
+    await eventually(lambda: are(2, 0), within_s=WITHIN_S)
 
 
 # --- without a router ----------------------------------------------------------------------------

@@ -37,6 +37,8 @@ from tests.kubernetes.manifests import copied, declaring, router_config, with_is
 from tests.waiting import eventually
 
 OVERLAY, NAMESPACE, POOL = "inference-pool", "mesh", "vllm"
+SHADOW = f"{POOL}-ip-{hashlib.sha256(POOL.encode()).hexdigest()[:8]}"
+"""The Service that Istio makes for a pool."""
 PODS = ("10.244.0.11", "10.244.0.12", "10.244.0.13")
 ROUTER, PROXY = "10.244.0.21", "10.244.0.31"
 CONFIG_DUMP = "http://127.0.0.1:15000/config_dump"
@@ -88,10 +90,8 @@ async def mesh(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> A
         text = await asyncio.to_thread(apply, server, NAMESPACE, folder)
         cluster = await stack.enter_async_context(Cluster(server, NAMESPACE))
         await put_pods(cluster)
-        # The Service that Istio makes for a pool, and the router's.
-        shadow = f"{POOL}-ip-{hashlib.sha256(POOL.encode()).hexdigest()[:8]}"
         ready = [{"addresses": [ip], "conditions": {"ready": True}} for ip in PODS]
-        await cluster.put_slice("pool-1", shadow, ready, ports=[{"name": "http-0", "port": 8000}])
+        await cluster.put_slice("pool-1", SHADOW, ready, ports=[{"name": "http-0", "port": 8000}])
         overlay = router_config(text)
         config = {
             **{name: each for name, each in overlay.items() if name not in ("admin", "peers")},
@@ -126,18 +126,28 @@ async def mesh(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> A
         yield found
 
 
-async def test_the_picker_s_cluster_is_what_the_overlay_says(mesh: Mesh) -> None:
-    """TLS, health checks and retries, in whatever namespace."""
+async def cluster_of(service: str) -> tuple[Any, list[Any]]:
+    """The cluster that Istio makes of a Service or `PORT||SERVICE`, and its options of HTTP."""
     async with aiohttp.ClientSession() as http, http.get(CONFIG_DUMP) as response:
         dump = await response.json(content_type=None)
-    found = [
+    (found,) = (
         each["cluster"]
         for part in dump["configs"]
         for each in part.get("dynamic_active_clusters", ())
-        if each["cluster"]["name"] == f"outbound|9002||extproc.{NAMESPACE}.svc.cluster.local"
-    ]
-    (options,) = [each["typed_extension_protocol_options"].values() for each in found]
-    (cluster,) = found
+        if each["cluster"]["name"].endswith(f"|{service}.{NAMESPACE}.svc.cluster.local")
+    )
+    return found, [*found["typed_extension_protocol_options"].values()]
+
+
+async def test_connections_to_pods_idle_for_less_than_any_pod_keeps_them(mesh: Mesh) -> None:
+    _, [http] = await cluster_of(SHADOW)
+
+    assert http["common_http_protocol_options"]["idle_timeout"] == "0.500s"
+
+
+async def test_the_picker_s_cluster_is_what_the_overlay_says(mesh: Mesh) -> None:
+    """TLS, health checks and retries, in whatever namespace."""
+    cluster, options = await cluster_of("9002||extproc")
 
     assert cluster["health_checks"][0]["grpc_health_check"]
     assert cluster["outlier_detection"]["consecutive_local_origin_failure"] == 1

@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
+import yaml
 
 from extproc.lab.engine.profiles import INSTANT, EngineProfile
 from extproc.lab.fakepod.podserver import RunningPod
@@ -32,6 +33,7 @@ from tests.e2e.harness import (
 from tests.e2e.load import CHAT, RESPONSES, killed_by, with_requests
 from tests.fakepods import running_pods
 from tests.kubernetes.apiserver import missing_programs
+from tests.kubernetes.chart import no_helm, rendered
 from tests.kubernetes.manifests import MANIFESTS, build, declaring, router_config
 from tests.kubernetes.translated import Translated, translate
 
@@ -125,6 +127,28 @@ async def test_envoy_gateway_pings_the_routers_for_requests_and_for_the_log(over
 
     expected = {"interval": "5s", "timeout": "4s"}
     assert pings == {"accesslog_als_0_0": expected, "envoyextensionpolicy": expected}
+
+
+@pytest.mark.skipif(bool(no_helm()), reason=no_helm())
+async def test_in_mode_epp_a_response_has_no_limit_and_idle_connections_close_first() -> None:
+    """As Envoy Gateway hands it to AI Gateway, with a Service for the pool that only that knows."""
+    kinds = ("Gateway", "HTTPRoute", "BackendTrafficPolicy")
+    found = [each for each in rendered({"mode": "epp"}) if each["kind"] in kinds]
+    for each in found:
+        each["metadata"]["namespace"] = "llm"
+        each["spec"].pop("infrastructure", None)
+        for rule in each["spec"].get("rules", ()):
+            rule["backendRefs"] = [{"name": "vllm", "port": 8000}]
+    text = yaml.safe_dump_all(found)
+    made = await asyncio.to_thread(translate, text, {"vllm": ["127.0.0.1:9"]})
+    (cluster,) = (each for each in made.clusters if each["name"].startswith("httproute/"))
+    (http,) = cluster["typedExtensionProtocolOptions"].values()
+    manager = made.listeners[0]["defaultFilterChain"]["filters"][0]["typedConfig"]
+    (host,) = manager["routeConfig"]["virtualHosts"]
+
+    assert made.refusals == ()
+    assert http["commonHttpProtocolOptions"]["idleTimeout"] == "0.500s"
+    assert [each["route"]["timeout"] for each in host["routes"]] == ["0s"], "Envoy's own is 15 s"
 
 
 async def test_a_request_id_of_a_client_is_replaced(gateway: Gateway) -> None:

@@ -103,7 +103,7 @@ def test_istio_accepts_the_router_s_own_certificate_and_knows_where_it_is(tmp_pa
 
     (patch,) = only(text, "EnvoyFilter")["spec"]["configPatches"]
     assert patch["match"]["cluster"]["service"] == "extproc.elsewhere.svc.cluster.local"
-    rule = only(text, "DestinationRule")
+    rule = only(text, "DestinationRule", "extproc")
     assert rule["metadata"]["namespace"] == "elsewhere"
     assert rule["spec"]["host"] == only(text, "Service", "extproc")["metadata"]["name"]
     assert rule["spec"]["trafficPolicy"]["tls"] == {"mode": "SIMPLE", "insecureSkipVerify": True}

@@ -41,10 +41,11 @@ app.kubernetes.io/component: endpoint-picker
 {{ (first .Values.router.modelServers.targetPorts).number }}
 {{- end }}
 
-{{/* Whether Envoy Gateway's policies are made: "true" or "". */}}
-{{- /* Requests of one kind have retries of their own; Envoy must know the pods for that. */}}
+{{/* Whether a broken connection is tried on another pod. Envoy must know the pods for that. Stored responses, which may
+have side effects, have retries of their own by a rule of the chart's HTTPRoute: yours may lack it. */}}
 {{- define "extproc.retriesResets" -}}
-{{- if and (include "extproc.policies" .) .Values.envoyGateway.retryResets (not .Values.envoyGateway.originalDestination) }}true{{ end }}
+{{- $eg := .Values.envoyGateway }}
+{{- if and (include "extproc.policies" .) $eg.retryResets .Values.httpRoute.create (not $eg.originalDestination) }}true{{ end }}
 {{- end }}
 
 {{/* Whether the HTTPRoute lists the paths that pass: a picker refuses others itself, unless FailOpen passes it by
@@ -53,6 +54,7 @@ or the gateway does not tell it the path. */}}
 {{- if or (eq .Values.mode "serve") (eq .Values.router.inferencePool.failureMode "FailOpen") (contains "nginx" .Values.gateway.className) }}true{{ end }}
 {{- end }}
 
+{{/* Whether Envoy Gateway's policies are made: "true" or "". */}}
 {{- define "extproc.policies" -}}
 {{- if and (include "extproc.isEnvoyGateway" .) (eq .Values.mode "serve") -}}true{{- end -}}
 {{- end }}
