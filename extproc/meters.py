@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 Labels = str | tuple[str, ...]
@@ -33,3 +33,14 @@ class Meters(Protocol):
         read: Callable[[], Mapping[Any, float]],
     ) -> None:
         """Add counters by the values of their label."""
+
+    def add_histograms(
+        self,
+        name: str,
+        documentation: str,
+        label: str,
+        bounds: tuple[float, ...],
+        read: Callable[[], Mapping[str, tuple[Sequence[int], float]]],
+    ) -> None:
+        """Add histograms by the values of their label: how many were up to each of the bounds and
+        above the one before, how many beyond the last, and the sum of all."""

@@ -37,6 +37,11 @@ EXPECTATION_FAILED = Rejection(
 )
 """The data plane leaves the 100 to the endpoint, which is chosen by the body."""
 
+NO_WEBSOCKETS = Rejection(
+    426, Reason.NO_WEBSOCKETS, "Websockets are not served here: send the request by POST."
+)
+"""It goes without `Upgrade`: that would name a protocol to change to, and there is none."""
+
 
 def invalid_json(problem: str, at: int) -> Rejection:
     """Return the refusal of a body that has a problem near a byte."""

@@ -56,6 +56,7 @@ class Reason(StrEnum):
     BODY_TOO_LARGE = "body_too_large"
     ENCODED_BODY = "unsupported_content_encoding"
     EXPECTATION_FAILED = "expectation_failed"
+    NO_WEBSOCKETS = "no_websockets"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     INVALID_HEADER = "invalid_header"
     STORED_RESPONSE = "stored_response_unsupported"

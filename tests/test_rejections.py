@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[1]
         (rejections.too_large(10), 413, Reason.BODY_TOO_LARGE, None, None),
         (rejections.BODY_NOT_SENT, 500, Reason.BODY_NOT_SENT, None, None),
         (rejections.invalid_header("x-a", "b"), 400, Reason.INVALID_HEADER, "x-a", None),
+        (rejections.NO_WEBSOCKETS, 426, Reason.NO_WEBSOCKETS, None, None),
         (rejections.STORED_RESPONSE, 400, Reason.STORED_RESPONSE, "previous_response_id", None),
     ],
 )

@@ -262,8 +262,8 @@ def prospect_rows(found: Iterable[Prospect]) -> Rows:
             _cell(each.gain, 100),
             _cell(each.ttft_p50_s, 1e3),
             _cell(each.ttft_p99_s, 1e3),
-            f"{each.loads_per_1000:.0f}",
-            f"{100 * each.worst_adapter:.0f}",
+            _cell(each.loads_per_1000, 1),
+            _cell(each.worst_adapter, 100),
         )
         for each in found
     ]

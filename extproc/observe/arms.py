@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from extproc.learned.sequential import MEASURES, Verdict
 from extproc.meters import Meters
 from extproc.observe.attainment import is_in_time
 from extproc.pods.completion import Ended
-from extproc.routing.trial import PolicyTrial
+from extproc.routing.trial import ARMS, TTFT_BOUNDS_S, PolicyTrial
 
 log = logging.getLogger(__name__)
 
@@ -84,17 +84,12 @@ class ArmRecorder:
             ("arm", "result"),
             self._read(lambda trial: trial.affinity),
         )
-        meters.add_counters(
-            "trial_first_tokens",
-            "Streamed responses by arm.",
+        meters.add_histograms(
+            "trial_ttft_seconds",
+            "From a request's arrival to the first token of its streamed response, by arm.",
             "arm",
-            self._read(lambda trial: trial.num_first_tokens),
-        )
-        meters.add_counters(
-            "trial_first_token_seconds",
-            "From their requests' arrival to the first token, together.",
-            "arm",
-            self._read(lambda trial: trial.first_tokens_s),
+            TTFT_BOUNDS_S,
+            self._read(_first_tokens),
         )
         meters.add_gauges(
             "trial_worse",
@@ -105,9 +100,13 @@ class ArmRecorder:
         )
 
     def _read(
-        self, counts: Callable[[PolicyTrial], Mapping[Any, float]]
-    ) -> Callable[[], Mapping[Any, float]]:
+        self, counts: Callable[[PolicyTrial], Mapping[Any, Any]]
+    ) -> Callable[[], Mapping[Any, Any]]:
         return lambda: {} if self.trial is None else counts(self.trial)
+
+
+def _first_tokens(trial: PolicyTrial) -> dict[str, tuple[Sequence[int], float]]:
+    return {arm: (trial.num_first_tokens[arm], trial.first_tokens_s[arm]) for arm in ARMS}
 
 
 def _worse(trial: PolicyTrial) -> dict[str, float]:

@@ -36,7 +36,7 @@ def labelled(
     return family
 
 
-_Taken = tuple[list[int], float]
+_Taken = tuple[Sequence[int], float]
 
 
 class Counter:
@@ -166,14 +166,22 @@ class Histograms:
         self.count()
         taken = {value: each.taken() for value, each in self._by_value.items()}
         bounds = self._bounds if len(taken) <= self._max_with_buckets else ()
-        return partial(self._family, taken, bounds)
-
-    def _family(self, taken: Mapping[str, _Taken], bounds: tuple[float, ...]) -> Metric:
         name = f"extproc_{self._name}"
-        family = HistogramMetricFamily(name, self._documentation, labels=(self._label,))
-        for value, each in taken.items():
-            _add(family, (value,), each, bounds)
-        return family
+        return partial(histograms, name, self._documentation, self._label, bounds, taken)
+
+
+def histograms(
+    name: str,
+    documentation: str,
+    label: str,
+    bounds: tuple[float, ...],
+    taken: Mapping[str, _Taken],
+) -> Metric:
+    """Return a family of histograms by the values of its label."""
+    family = HistogramMetricFamily(name, documentation, labels=(label,))
+    for value, each in taken.items():
+        _add(family, (value,), each, bounds)
+    return family
 
 
 def _add(

@@ -14,7 +14,7 @@ and disappear when their endpoint leaves the pool.
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import inf
 from typing import Any
@@ -30,7 +30,7 @@ from prometheus_client.metrics_core import Metric
 
 from extproc.meters import Labels
 from extproc.observe.attainment import CappedLabel
-from extproc.observe.counters import Counter, Histogram, labelled
+from extproc.observe.counters import Counter, Histogram, histograms, labelled
 from extproc.observe.endpointmetrics import endpoint_families
 from extproc.observe.explanation import chosen_terms
 from extproc.observe.latencies import Latencies
@@ -193,6 +193,22 @@ class Telemetry:
         """Add `extproc_<name>`, read at each scrape; with several labels, values are tuples."""
         self._read_later(GaugeMetricFamily, name, documentation, label, read)
 
+    def add_histograms(
+        self,
+        name: str,
+        documentation: str,
+        label: str,
+        bounds: tuple[float, ...],
+        read: Callable[[], Mapping[str, tuple[Sequence[int], float]]],
+    ) -> None:
+        """Add `extproc_<name>`, read at each scrape."""
+        of = partial(histograms, f"extproc_{name}", documentation, label, bounds)
+        self._readings.append(
+            lambda: partial(
+                of, {each: ((*counts,), total) for each, (counts, total) in read().items()}
+            )
+        )
+
     def _read_later(
         self,
         kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
@@ -216,9 +232,9 @@ class Telemetry:
         self._count_picks()
         addresses = {each.address for each in snapshot.endpoints}
         self.scrape_failures.keep(addresses)
-        histograms = self.decision_s, self.scrape_s, self._lag_s, self._held_s, self.loop_delay_s
+        alone = self.decision_s, self.scrape_s, self._lag_s, self._held_s, self.loop_delay_s
         families = [each.family() for each in self._counters]
-        families += [each.family() for each in histograms]
+        families += [each.family() for each in alone]
         later = [*self._latencies.families(addresses), *[read() for read in self._readings]]
         yield from families
         for make in later:

@@ -40,7 +40,7 @@ from extproc.request.usual import (
 
 NEEDED_HEADERS = REMOVED_HEADERS | {
     *(":method", ":path", "x-request-id"),
-    *("content-type", "content-length", "content-encoding", "expect"),
+    *("content-type", "content-length", "content-encoding", "expect", "upgrade"),
     *(AI_GATEWAY_HEADER, DESTINATION_KEY, MARK_HEADER),
 }
 """Request headers that are read, beside those that may name a session. No other headers are

@@ -21,6 +21,7 @@ from extproc.openai import Spelling, check_model
 from extproc.paths import (
     GENERATING_PATHS,
     ONE_PROMPT_PATHS,
+    RESPONSES_PATH,
     Route,
     RouteKind,
     RouteTable,
@@ -61,13 +62,21 @@ _AT_ONCE = (BUFFERED, BUFFERED_PARTIAL)
 
 
 def match_route(event: m.RequestHeaders, routes: RouteTable) -> Route | Rejection:
-    """Return the route; some data planes omit the request line: a body then means POST."""
+    """Return the route; some data planes omit the request line: a body then means POST.
+
+    A websocket on the path of responses is refused by the status after which coding agents go on
+    by POST.
+    """
     headers = event.headers
     method, path = headers.get(":method"), headers.get(":path")
     if method is None:
         method = "GET" if event.end_of_stream else "POST"
     if path is None:
         return match_without_path(method, headers.get("content-type", ""))
+    if headers.get("upgrade", "").lower() == "websocket":
+        wanted = routes.match("POST", path)
+        if isinstance(wanted, Route) and wanted.path == RESPONSES_PATH:
+            return rejections.NO_WEBSOCKETS
     return routes.match(method, path)
 
 

@@ -8,6 +8,7 @@ once for each measure: by its first failure, its first late answer, its first ti
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Container, Hashable
 from hashlib import blake2b
@@ -21,6 +22,8 @@ ACTING, TRIAL = ARMS = "acting", "trial"
 """Who decides."""
 REJECTED, LEFT, RAISED = "rejected", "left", "raised"
 """Outcomes beside those of picks."""
+TTFT_BOUNDS_S = 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 60.0
+"""By which first tokens of an arm are counted: the last count is of those beyond."""
 MAX_UNITS = 100_000
 """Sessions or tenants whose first requests are remembered, for each measure once."""
 
@@ -47,7 +50,8 @@ class PolicyTrial:
         self.outcomes = Counter[tuple[str, str]]()
         self.attained = Counter[tuple[str, str]]()
         self.affinity = Counter[tuple[str, str]]()
-        self.num_first_tokens, self.first_tokens_s = Counter[str](), dict.fromkeys(ARMS, 0.0)
+        self.num_first_tokens = {arm: [0] * (len(TTFT_BOUNDS_S) + 1) for arm in ARMS}
+        self.first_tokens_s = dict.fromkeys(ARMS, 0.0)
 
     @property
     def verdict(self) -> Verdict | None:
@@ -92,7 +96,7 @@ class PolicyTrial:
         if affinity:
             self.affinity[arm, affinity] += 1
         if ttft_s is not None:
-            self.num_first_tokens[arm] += 1
+            self.num_first_tokens[arm][bisect_left(TTFT_BOUNDS_S, ttft_s)] += 1
             self.first_tokens_s[arm] += ttft_s
         unit = self._unit(request)
         self._judge.ended(

@@ -64,13 +64,16 @@ def test_a_profile_that_tells_the_record_gives_a_table_of_prospects(path: Path) 
     before, _, after = result.output.partition("What it would have been")
     assert "410 of 410 requests" in before
     assert " OFF" not in before
-    cells = [[cell.strip() for cell in line.split("|")[1:4]] for line in after.splitlines()[4:]]
-    assert cells == [
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in after.splitlines()[4:]]
+    assert [row[:3] for row in rows] == [
         ["`founding`", "2", "2"],
         ["`founding`", "3", "2"],
         ["`random`", "2", "2"],
         ["`random`", "3", "2"],
     ]
+    figures = [cell for row in rows for cell in row[3:]]
+    assert len(figures) == 4 * 6
+    assert all(re.fullmatch(r"\S+ \(\S+ to \S+\)", each) for each in figures), figures
 
 
 def test_a_wrong_profile_ends_with_what_to_calibrate_and_no_table(path: Path) -> None:

@@ -5,10 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 
-from extproc.envoy.bootstrap import Mode
-from tests.e2e.conftest import running_envoy, server_that_says
-from tests.e2e.harness import Answer, free_port, raw_request
+from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
+from extproc.lab.fakepod.podserver import RunningPod
+from tests.e2e.conftest import router_config, running_envoy, server_that_says
+from tests.e2e.harness import (
+    Answer,
+    EnvoyProcess,
+    RouterProcess,
+    connection_manager,
+    free_port,
+    raw_request,
+)
 
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 NOT_HTTP = {
@@ -63,6 +72,25 @@ async def test_bytes_that_are_no_request_get_an_error_in_openai_shape(mode: Mode
 
     found = {name: (answer.status, answer.error_code) for name, answer in answers.items()}
     assert found == {name: NOT_HTTP[name][1:] for name in sent}
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+async def test_where_upgrades_pass_the_router_refuses_a_websocket_of_responses(
+    mode: Mode, pods: list[RunningPod]
+) -> None:
+    """Envoy Gateway and Istio let websockets pass; the client goes on by POST after a 426."""
+    path = "GET /v1/{} HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+    async with RouterProcess(router_config(pods)) as router:
+        options = BootstrapOptions(mode=mode, routers=(router.address,))
+        bootstrap = yaml.safe_load(render(options))
+        connection_manager(bootstrap)["upgrade_configs"] = [{"upgrade_type": "websocket"}]
+        async with EnvoyProcess(yaml.safe_dump(bootstrap)) as envoy:
+            responses = await raw_request(envoy.port, path.format("responses").encode())
+            realtime = await raw_request(envoy.port, path.format("realtime").encode())
+
+    assert (responses.status, responses.error_code) == (426, "no_websockets")
+    assert "upgrade" not in responses.headers
+    assert realtime.status == 404
 
 
 async def answer_from(words: bytes) -> Answer:

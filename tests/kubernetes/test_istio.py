@@ -1,6 +1,7 @@
 """Our overlay for InferencePools under Istio's own control plane: who sets the control headers.
 
-As docs/epp.md says: a filter before the router's, and not an HTTPRoute's.
+As docs/epp.md says: a filter before the router's, and not an HTTPRoute's. And what becomes of
+websockets and of compressed bodies there, as docs/envoy.md says.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
+import yaml
 
+from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
 from extproc.lab.fakepod.podserver import RunningPod
 from tests.e2e.charts import EppProcess
 from tests.e2e.conftest import pod_config
-from tests.e2e.harness import Client
+from tests.e2e.harness import Answer, Client, connection_manager
+from tests.e2e.test_body_modes import COMPRESSED
 from tests.fakepods import running_pods
 from tests.kubernetes.apiserver import ApiServer
 from tests.kubernetes.cluster import Cluster
@@ -195,3 +199,41 @@ async def test_an_envoy_filter_sets_headers_before_the_router(mesh: Mesh) -> Non
     await eventually(lambda: is_chosen("pod-0"), within_s=WITHIN_S)
     mesh.kubectl("delete", "-f", "-", input=example)
     await eventually(lambda: is_chosen("pod-1"), within_s=WITHIN_S)
+
+
+async def test_a_websocket_of_responses_gets_the_status_after_which_agents_post(mesh: Mesh) -> None:
+    """Istio's Envoy lets upgrades pass: the router answers."""
+    async with aiohttp.ClientSession() as http:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await http.ws_connect(f"http://{PROXY}:80/v1/responses")
+
+    assert refused.value.status == 426
+
+
+async def test_a_body_that_istios_envoy_would_inflate_reaches_the_pod_twice(mesh: Mesh) -> None:
+    """Envoy 1.40 sends a body with trailers twice where it may retry, and adds trailers to what it
+    inflates (envoyproxy/envoy#45470). So the chart's EnvoyFilter inflates nothing."""
+    config = yaml.safe_load(render(BootstrapOptions(mode=Mode.FULL_DUPLEX, routers=("x:1",))))
+    filters = connection_manager(config)["http_filters"]
+    (gzip,) = [each for each in filters if each["name"] == "inflate-gzip"]
+    example = yaml.safe_load(TENANT.read_text())
+    example["spec"]["configPatches"][0]["patch"]["value"] = gzip
+    text = yaml.safe_dump(example)
+
+    async def post() -> Answer:
+        headers = {"content-encoding": "gzip"}
+        return await mesh.client.request(
+            "POST", "/v1/chat/completions", COMPRESSED["gzip"], headers=headers
+        )
+
+    assert (await post()).error_code == "unsupported_content_encoding"
+    mesh.kubectl("apply", "-f", "-", input=text)
+    try:
+
+        async def reaches_a_pod() -> bool:
+            answer = await post()
+            return answer.status == 400 and b"Extra data" in answer.body
+
+        await eventually(reaches_a_pod, within_s=WITHIN_S)
+    finally:
+        mesh.kubectl("delete", "-f", "-", input=text)

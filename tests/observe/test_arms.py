@@ -72,8 +72,12 @@ def test_each_arm_has_its_requests_first_tokens_attainment_and_loads() -> None:
     assert series['extproc_trial_slo_requests_total{arm="trial",attained="false"}'] == 1
     assert series['extproc_trial_slo_requests_total{arm="acting",attained="true"}'] == 1
     assert series['extproc_trial_affinity_total{arm="trial",result="cold"}'] == 1
-    assert series['extproc_trial_first_tokens_total{arm="trial"}'] == 1
-    assert series['extproc_trial_first_token_seconds_total{arm="trial"}'] == 2.0
+    below, above = (
+        f'extproc_trial_ttft_seconds_bucket{{arm="trial",le="{each}"}}' for each in (1.5, 2.0)
+    )
+    assert (series[below], series[above]) == (0, 1)
+    assert series['extproc_trial_ttft_seconds_count{arm="trial"}'] == 1
+    assert series['extproc_trial_ttft_seconds_sum{arm="trial"}'] == 2.0
 
 
 def test_a_policy_that_is_worse_is_said_in_log_warnings_and_metric(

@@ -29,6 +29,7 @@ DIGEST_OF_S = "bbf7769fea5c8d41a9068bd6edbb2c13"
 STREAMED: dict[str, Any] = {"body_mode": BodyMode.STREAMED, "sends_body_early": True}
 DUPLEX: dict[str, Any] = {"body_mode": BodyMode.FULL_DUPLEX_STREAMED}
 SECRET = "sk-very-secret"
+WEBSOCKET, H2C = {"upgrade": "WebSocket"}, {"upgrade": "h2c"}
 
 
 def error_of(commands: list[m.Command]) -> tuple[int, dict[str, str]]:
@@ -492,6 +493,15 @@ def test_routing_is_told_all_that_is_known_of_a_request() -> None:
         (request_headers(headers={"content-length": 5000 * "9"}), 413, Reason.BODY_TOO_LARGE),
         (request_headers(end_of_stream=True), 400, Reason.INVALID_JSON),
         (request_headers("GET", "/v1/responses/r1"), 400, Reason.STORED_RESPONSE),
+        (request_headers("GET", "/v1/responses", headers=WEBSOCKET), 426, Reason.NO_WEBSOCKETS),
+        (request_headers("GET", "/v1/responses?x=1", headers=WEBSOCKET), 426, Reason.NO_WEBSOCKETS),
+        (
+            request_headers("GET", "/v1/completions", headers=WEBSOCKET),
+            405,
+            Reason.METHOD_NOT_ALLOWED,
+        ),
+        (request_headers("GET", "/v1/realtime", headers=WEBSOCKET), 404, Reason.UNKNOWN_PATH),
+        (request_headers("GET", "/v1/responses", headers=H2C), 405, Reason.METHOD_NOT_ALLOWED),
     ],
 )
 def test_what_the_headers_tell_is_refused_before_the_body(

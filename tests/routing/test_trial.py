@@ -13,7 +13,14 @@ from extproc.queue import Ticket
 from extproc.routing import trial as trial_module
 from extproc.routing.policies import Policy
 from extproc.routing.router import Router
-from extproc.routing.trial import LEFT, RAISED, REJECTED, PolicyTrial, TrialPicker
+from extproc.routing.trial import (
+    LEFT,
+    RAISED,
+    REJECTED,
+    TTFT_BOUNDS_S,
+    PolicyTrial,
+    TrialPicker,
+)
 from extproc.types import Choice, Hints, Outcome, RequestInfo, Snapshot, Wait
 from tests.builders import fill, report, request, routing
 from tests.routing.scene import picker, routed
@@ -206,7 +213,8 @@ def test_ends_are_counted_by_arm() -> None:
         assert scene.trial.outcomes[arm, Outcome.COMPLETED] == 3
         assert scene.trial.attained[arm, "true"] == scene.trial.attained[arm, "false"] == 1
         assert scene.trial.affinity[arm, "hit"] == scene.trial.affinity[arm, "cold"] == 1
-        assert scene.trial.num_first_tokens[arm] == 2
+        nums = zip(TTFT_BOUNDS_S, scene.trial.num_first_tokens[arm], strict=False)
+        assert {bound_s: num for bound_s, num in nums if num} == {0.5: 1, 1.5: 1}
         assert scene.trial.first_tokens_s[arm] == 2.0
 
 

@@ -48,6 +48,7 @@ class FleetPod:
         self.free_at_s = now
         self._quiet_until_s = inf
         self._num_loads = self._num_disk_loads = 0  # up to the warm-up's end
+        self._loaded_at_s: list[float] = []
         self._unseen: list[Timeline] = []  # of the step in progress
         self.ended: list[LabFlight] = []
 
@@ -59,6 +60,7 @@ class FleetPod:
             self.address,
             counters.num_gpu_loads - self._num_loads,
             counters.num_disk_loads - self._num_disk_loads,
+            self._loaded_at_s[self._num_loads :],
         )
 
     def start_measuring(self, now: float) -> None:
@@ -71,6 +73,7 @@ class FleetPod:
         """Load one more adapter between two steps, and list it in `/v1/models`."""
         self.catch_up(now)
         self.free_at_s = max(self.free_at_s, now) + self.engine.load_adapter(adapter)
+        self._note_loads()
         self._quiet_until_s = self.free_at_s
         self.models.append(ModelCard(adapter, self.models[0].id, root))
         self.registered.add(adapter)
@@ -141,11 +144,16 @@ class FleetPod:
     def _advance(self, now: float) -> None:
         advance = self.engine.advance(now=self.free_at_s, until=now)
         self.free_at_s = advance.ended_s
+        self._note_loads()
         for timeline in (*advance.first_tokens, *advance.finished):
             if (timeline.finished_s or timeline.first_token_s) <= now:
                 self._see(timeline)
             else:
                 self._unseen.append(timeline)
+
+    def _note_loads(self) -> None:
+        num = self.engine.counters.num_gpu_loads - len(self._loaded_at_s)
+        self._loaded_at_s += [self.free_at_s] * num
 
     def take_ended(self) -> list[LabFlight]:
         """Return the requests that finished since the last call."""

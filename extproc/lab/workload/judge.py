@@ -144,7 +144,7 @@ def measure(result: FleetResult, slo: Slo) -> Metrics:
     num = len(flights)
     offered_s = max(flights[-1].arrival.at_s - result.warm_up_s, 1e-9)
     num_good = sum(map(slo.is_served_well, flights))
-    groups = _groups(flights)
+    groups = groups_of(flights)
     tails_s = sorted(percentile(sorted(_waits_s(own, result)), 0.99) for own in groups)
     return Metrics(
         num_offered=num,
@@ -235,8 +235,8 @@ def _max_over_mean(flights: Iterable[LabFlight], addresses: Iterable[str]) -> fl
     return max(loads_s.values()) / mean_s if mean_s else 1.0
 
 
-def _groups(flights: Iterable[LabFlight]) -> list[list[LabFlight]]:
-    """Return the requests of each adapter or tenant, rare ones together."""
+def groups_of(flights: Iterable[LabFlight]) -> list[list[LabFlight]]:
+    """Return the requests of each adapter or tenant, rare ones together, as for `Metrics`."""
     by_name: defaultdict[str, list[LabFlight]] = defaultdict(list)
     for flight in flights:
         by_name[flight.arrival.tenant or flight.arrival.adapter or ""].append(flight)

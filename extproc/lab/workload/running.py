@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -85,11 +85,16 @@ class LabFlight:
 
 @dataclass(frozen=True, slots=True)
 class PodTotals:
-    """Adapters that a pod loaded into GPU slots after the warm-up, and those read from disk."""
+    """Adapters that a pod loaded into GPU slots after the warm-up, and those read from disk.
+
+    Attributes:
+        loaded_at_s: When a virtual pod loaded each of them, by the end of the engine's steps.
+    """
 
     address: str
     num_loads: int
     num_disk_loads: int
+    loaded_at_s: Sequence[float] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

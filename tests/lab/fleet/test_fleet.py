@@ -180,7 +180,9 @@ def test_a_lone_request_takes_what_the_engine_says() -> None:
         now = step.ended_s
 
     assert result.flights[0].ended_s == pytest.approx(now)
-    assert result.pods[0].num_loads == result.pods[0].num_disk_loads == 1
+    (pod,) = result.pods
+    assert pod.num_loads == pod.num_disk_loads == len(pod.loaded_at_s) == 1
+    assert 1.0 < pod.loaded_at_s[0] <= (result.flights[0].first_token_s or 0.0)
 
 
 def test_a_completion_is_known_only_with_the_next_flush() -> None:
@@ -347,6 +349,8 @@ def test_pods_come_up_with_what_routers_think_that_they_hold() -> None:
 
     assert believed == true == [("c", "b"), ("d", "c"), ("d", "c")]
     assert [pod.num_loads for pod in result.pods] == [1, 1]  # "d", when it was registered
+    assert [len(pod.loaded_at_s) for pod in result.pods] == [1, 1]
+    assert all(2.0 < at_s < 4.0 for pod in result.pods for at_s in pod.loaded_at_s)
 
 
 class Patient:
@@ -412,6 +416,7 @@ def test_totals_begin_after_the_warm_up() -> None:
     result = run(work, num_pods=1, max_loras=1, warm_up_s=3.0)
 
     assert result.pods[0].num_loads == 1
+    assert [at_s > 5.0 for at_s in result.pods[0].loaded_at_s] == [True]
     assert [flight.id for flight in result.counted] == ["1", "2"]
 
 
