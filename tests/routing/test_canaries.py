@@ -278,6 +278,9 @@ class Read:
     def add_gauge(self, name: str, documentation: str, read: Any) -> None:
         self.found[name] = read()
 
+    def add_histograms(self, name: str, *_: Any) -> None:
+        raise AssertionError(name)
+
     def add_gauges(self, name: str, documentation: str, label: Any, read: Any) -> None:
         self.found[name] = label, read()
 
