@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -300,6 +301,30 @@ def test_every_arrow_is_used() -> None:
 
 def test_an_arrow_without_an_import_is_found() -> None:
     assert unused({"wire": ("files", "queue")}) == ["wire -> queue"]
+
+
+def told_arrows(page: str) -> dict[str, set[str]]:
+    """Return the arrows in CONTRIBUTING's table of rooms: `all of these` are the rooms above."""
+    found = dict[str, set[str]]()
+    for room, cell in re.findall(r"^\| `(\w+)/` \|[^|]*\|([^|]*)\|$", page, re.MULTILINE):
+        names = {name for code in re.findall(r"`([^`]+)`", cell) for name in code.split()}
+        found[room] = names | set(found if "all of these" in cell else ())
+    return found
+
+
+def test_contributing_tells_the_arrows() -> None:
+    """All but those to what is generated, and to the package."""
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    apart = {"gen", "plugins", "__main__"}
+    arrows = {room: set(to) - {"gen"} for room, to in ARROWS.items() if room not in apart}
+
+    assert told_arrows(page) == arrows
+
+
+def test_an_arrow_that_contributing_does_not_tell_is_found() -> None:
+    page = "| `a/` | what? | |\n| `b/` | `A`? | all of these, `c`; `d e` |\n"
+
+    assert told_arrows(page) == {"a": set(), "b": {"a", "c", "d", "e"}}
 
 
 @pytest.mark.parametrize("word", WORDS)

@@ -118,7 +118,9 @@ def test_every_rule_is_seen_to_fail() -> None:
 
     assert names == [
         "test_a_context_of_tls_that_is_made_elsewhere_is_found",
+        "test_an_arrow_that_contributing_does_not_tell_is_found",
         "test_an_arrow_without_an_import_is_found",
+        "test_contributing_tells_the_arrows",
         "test_every_arrow_is_used",
         "test_no_exception_is_without_need",
         "test_no_file_is_called_impure_that_is_pure",
