@@ -290,14 +290,16 @@ class Hints(Struct, frozen=True):
         fairness_id: The tenant that the request counts for; "" without one.
         slo_ttft_ms: Wanted time to the first token; None without one.
         slo_tpot_ms: Wanted time per output token; None without one.
+        header_names: The control headers that it came with; no endpoint sees them.
+        model_rewrite: The model that pods shall read, where no rule says one; "" without one.
     """
 
     objective: str = ""
     fairness_id: str = ""
     slo_ttft_ms: float | None = None
     slo_tpot_ms: float | None = None
-    _header_names: tuple[str, ...] = ()  # the control headers present; no endpoint sees them
-    _model_rewrite: str = ""  # the model that pods shall read, where no rule says one
+    header_names: tuple[str, ...] = ()
+    model_rewrite: str = ""
 
 
 NO_HINTS = Hints()

@@ -112,7 +112,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float | None]], ...] = (
         "endpoint_decode_seconds_per_token",
         "Time that each running request takes for an output token, over the last "
         "second of work. Absent until the pod's reports show it.",
-        lambda view: None if view.costs._decode is None else view.costs._decode.token_s,
+        lambda view: None if view.costs.decode is None else view.costs.decode.token_s,
     ),
 )
 

@@ -267,7 +267,7 @@ def _pod(view: EndpointView, now: float) -> dict[str, Any]:
 
 
 def _speed(view: EndpointView, slowness: Slowness | None, is_slow: bool) -> dict[str, Any]:
-    decode = view.costs._decode
+    decode = view.costs.decode
     return {
         "token_ms": None if decode is None else round(1000 * decode.token_s, 2),
         "slowness": None if slowness is None else round(slowness.ratio, 2),

@@ -98,8 +98,8 @@ class EndpointState:
         )
         load.fullness.reported(report.num_running + report.num_waiting, now=taken_at_s)
         decode = reports.decoding.learned
-        if decode is not prompts.costs._decode:
-            prompts.price(replace(prompts.costs, _decode=decode))
+        if decode is not prompts.costs.decode:
+            prompts.price(replace(prompts.costs, decode=decode))
         prompts.reported(report, asked_at_s=asked_at_s, now=taken_at_s)
         if report.kv_cache_tokens is not None:
             load.kv_cache.resize(report.kv_cache_tokens)

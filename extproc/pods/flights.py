@@ -202,7 +202,7 @@ class Flights:
             self._prefix_index.drop(request, pod.load.kv_cache)
         if served is not pod:
             adapter, claim = served.listed.adapter_of(request), request.claim
-            served.load.note(adapter, claim.priority, claim._flow, now=now, has_run=has_run)
+            served.load.note(adapter, claim.priority, claim.flow, now=now, has_run=has_run)
             if has_run:
                 served.load.kv_cache.compute(request.rest_bytes(address))
                 self._prefix_index.add(request, served.load.kv_cache)
@@ -305,7 +305,7 @@ class Flights:
             adapter,
             num_bytes,
             claim.priority,
-            claim._flow,
+            claim.flow,
             1,
             num,
             num_alike,

@@ -282,7 +282,7 @@ class Incoming(Struct, eq=False):
             RequestError: 500 if the body is not ours to change; 400 without any model.
         """
         spelling = rewrites.spelling
-        target, self._drawn = rewrites.draw(spelling.listed(model), self._hints._model_rewrite)
+        target, self._drawn = rewrites.draw(spelling.listed(model), self._hints.model_rewrite)
         is_same = spelling.full(target) == model
         is_ours = self._is_changeable
         if is_same and not (is_ours and rewrites.is_declared(target)):
@@ -415,7 +415,7 @@ def begin(
     if not settings.noticed_headers.isdisjoint(headers):
         session = settings.sessions.find(headers, {})
         hints = read_hints(headers, settings.trusted_headers, settings.removed_headers)
-        concerns = _every if hints._model_rewrite else concerns
+        concerns = _every if hints.model_rewrite else concerns
     length, limit_bytes = headers.get("content-length"), settings.max_body_bytes
     if length is not None and (len(length) > _FEW_DIGITS or limit_bytes < _FEW_DIGITS_BYTES):
         _check_length(length, limit_bytes)

@@ -289,9 +289,9 @@ class Catalog:
     def wait(self, request: RequestInfo, *, now: float) -> Wait | None:
         """Have a request wait until a pod can take it; None once it has waited for long enough."""
         wait_s, claim = self._settings.cold_wait_s, request.claim
-        if claim._max_wait_s is not None:
-            wait_s = min(wait_s, claim._max_wait_s)
-        if not (wait_s and claim._waits):
+        if claim.max_wait_s is not None:
+            wait_s = min(wait_s, claim.max_wait_s)
+        if not (wait_s and claim.waits):
             self.not_held(request.model, now=now)
             return None
         until_s = request.arrived_at_s + wait_s

@@ -129,7 +129,7 @@ class ModelRoutes:
             priority=priority,
             ttft_s=claim.ttft_s if hints.slo_ttft_ms is None else hints.slo_ttft_ms / 1000,
             tpot_s=claim.tpot_s if hints.slo_tpot_ms is None else hints.slo_tpot_ms / 1000,
-            _weight=claim._weight * share,
+            weight=claim.weight * share,
         )
         return claim if hinted == claim else hinted
 
@@ -145,12 +145,12 @@ def _claim(route: ModelRoute) -> Claim:
         priority=route.priority or 0,
         ttft_s=None if route.ttft is None else route.ttft.seconds,
         tpot_s=None if route.tpot is None else route.tpot.seconds,
-        _weight=1.0 if route.weight is None else route.weight,
-        _has_own_turns=route.weight is not None,
-        _max_held=route.max_held_requests,
-        _max_held_bytes=route.max_held_bytes,
-        _max_wait_s=route.max_wait_s,
-        _waits=route.waits,
+        weight=1.0 if route.weight is None else route.weight,
+        has_own_turns=route.weight is not None,
+        max_held=route.max_held_requests,
+        max_held_bytes=route.max_held_bytes,
+        max_wait_s=route.max_wait_s,
+        waits=route.waits,
     )
 
 

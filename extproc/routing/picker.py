@@ -243,7 +243,7 @@ class Picker:
             return _nobody(all_views, request)
         if candidates[0]._is_gone and request.model:  # all of them are gone, then
             until_s = give_up_s(request, max_hold_s)
-            if request.claim._waits and now < until_s:
+            if request.claim.waits and now < until_s:
                 return Wait(until_s, FOR_POD)
         admitted = admit(candidates, request, self._admission)
         if isinstance(admitted, Rejection):
@@ -309,7 +309,7 @@ class Picker:
 
 def give_up_s(request: RequestInfo, max_hold_s: float) -> float:
     """Return until when a request may be held."""
-    limit_s = request.claim._max_wait_s
+    limit_s = request.claim.max_wait_s
     return request.arrived_at_s + (max_hold_s if limit_s is None else min(limit_s, max_hold_s))
 
 

@@ -227,7 +227,7 @@ class Router:
         """Have a request wait that gets no endpoint and may, where one may come."""
         if result.reason not in _FOR_WANT_OF_PODS:
             return result
-        until_s = give_up_s(request, self.max_hold_s) if request.claim._waits else -inf
+        until_s = give_up_s(request, self.max_hold_s) if request.claim.waits else -inf
         snapshot = self.pool.snapshot(now=now)
         is_declared = self.catalog.card(request.model) is not None  # other pods may load it
         may_come = _is_empty(snapshot) if is_declared else _may_come(request, snapshot)

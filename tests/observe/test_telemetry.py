@@ -231,7 +231,7 @@ def test_endpoint_gauges_have_the_values_of_the_snapshot() -> None:
             prompt_s_per_byte=1 / 80_000,
             cold_load_s=0.4,
             cached_load_s=0.02,
-            _decode=Decode(40, 0.025),
+            decode=Decode(40, 0.025),
         ),
     )
     metrics = telemetry(view, now=100.25)

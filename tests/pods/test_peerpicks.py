@@ -132,7 +132,7 @@ def test_what_a_request_counts_for_is_charged_once_however_often_it_is_told() ->
     listener = Listener()
     made = pool(1, 2, queue=listener)
     other = OtherRouter(made)
-    claim = Claim(route="r", tenant="t", priority=2, _has_own_turns=True)
+    claim = Claim(route="r", tenant="t", priority=2, has_own_turns=True)
     other.start("1", claim=claim, tokens=9.5)
     other.move("1", 2)
     other.tell_whole()

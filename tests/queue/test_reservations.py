@@ -21,7 +21,7 @@ from tests.fleets import columns_of
 
 SETTINGS = QueueSettings(slot_hold_s=10.0, slot_turn_s=5.0)
 GREEDY, MODEST = Claim(tenant="greedy"), Claim(tenant="modest")
-SERVED = {GREEDY._flow: 9.0, MODEST._flow: 1.0}
+SERVED = {GREEDY.flow: 9.0, MODEST.flow: 1.0}
 NOW = 100.0
 
 
@@ -40,7 +40,7 @@ def pod(number: int, slots: int | None, *running: str, num: int = 1) -> Endpoint
 
 
 def use(claim: Claim = GREEDY, *, since_s: float = NOW - 1, last_s: float = NOW - 1) -> SlotUse:
-    return SlotUse(since_s, last_s, claim.priority, claim._flow)
+    return SlotUse(since_s, last_s, claim.priority, claim.flow)
 
 
 def kept(settings: QueueSettings = SETTINGS) -> Reservations:

@@ -76,7 +76,7 @@ def test_a_declared_adapter_is_not_waited_for_while_everyone_sleeps() -> None:
     made, declared = router(1), Declaration("new", source="/new", origin="test")
     made.catalog.planner.declare([declared], now=0.0)
     made.catalog.declare({"new": Offer(declared)}, {frozenset(): BASE})
-    asked = request(None, model="new", claim=Claim(_waits=True), arrived_at_s=0.0)
+    asked = request(None, model="new", claim=Claim(waits=True), arrived_at_s=0.0)
     awake = made.route(asked, now=0.0)
     made.pool.record_report(address(1), report(is_asleep=True), taken_at_s=1.0)
 

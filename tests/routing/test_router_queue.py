@@ -476,8 +476,8 @@ def test_a_pick_that_nobody_takes_any_more_is_ended_once_and_goes_to_the_next() 
     ("max_hold_s", "claim", "give_up_s"),
     [
         (30.0, Claim(), 33.0),
-        (30.0, Claim(_max_wait_s=5.0), 8.0),
-        (4.0, Claim(_max_wait_s=5.0), 7.0),
+        (30.0, Claim(max_wait_s=5.0), 8.0),
+        (4.0, Claim(max_wait_s=5.0), 7.0),
     ],
 )
 def test_nobody_is_held_for_longer_than_it_may_be(
@@ -498,7 +498,7 @@ def test_nobody_is_held_for_longer_than_it_may_be(
 
 
 @pytest.mark.parametrize(
-    "fields", [{"claim": Claim(_waits=False)}, {"arrived_at_s": -60.0}], ids=["may not", "too old"]
+    "fields", [{"claim": Claim(waits=False)}, {"arrived_at_s": -60.0}], ids=["may not", "too old"]
 )
 def test_who_may_not_wait_is_refused_where_it_would_be_held(fields: dict[str, Any]) -> None:
     made, _first = full()
@@ -658,7 +658,7 @@ def test_whatever_happens_each_request_has_one_end_and_every_pick_is_counted_onc
         match action:
             case "ask":
                 num_over = clients.num_over
-                clients.ask(claim=Claim(_max_wait_s=3.0))
+                clients.ask(claim=Claim(max_wait_s=3.0))
                 assert clients.num_over == num_over  # nobody is refused at once
             case "time":
                 clients.now += number / 5
@@ -682,7 +682,7 @@ MIXED = st.lists(
 def claim_of(number: int) -> Claim:
     """Some tenant, priority and objective."""
     tenant, priority, ttft_s = "ab"[number // 5 % 2], number // 10 % 3 - 1, number // 30 % 2
-    return Claim("", tenant, priority, ttft_s=0.5 if ttft_s else None, _max_wait_s=12.0)
+    return Claim("", tenant, priority, ttft_s=0.5 if ttft_s else None, max_wait_s=12.0)
 
 
 @given(MIXED)

@@ -182,7 +182,7 @@ def claim_of(tenant: Tenant, declared: Slo | None, name: str = "") -> Claim:
     return Claim(
         tenant=name,
         priority=tenant.priority,
-        _weight=tenant.weight,
+        weight=tenant.weight,
         ttft_s=None if slo is None else slo.ttft_s,
         tpot_s=None if slo is None else slo.tpot_s,
     )

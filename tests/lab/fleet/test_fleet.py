@@ -148,7 +148,7 @@ def test_what_a_token_is_learned_to_cost_is_what_requests_see() -> None:
             self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
         ) -> Choice | Wait:
             views = snapshot.endpoints
-            learned.extend(view.costs._decode.token_s for view in views if view.costs._decode)
+            learned.extend(view.costs.decode.token_s for view in views if view.costs.decode)
             return super().choose(snapshot, request, rng=rng)
 
     flights = run(poisson(600, rate_rps=40), Watching, num_pods=2).flights
