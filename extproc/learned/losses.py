@@ -148,10 +148,10 @@ class Losses:
         reports, models = pod.values()
         if not view.is_ready:
             reports.excuse(now)
-        if reports.num_failures or view._is_unreachable or not view.is_ready:
+        if reports.num_failures or view.is_unreachable or not view.is_ready:
             models.excuse(now)
         for part, state in pod.items():
-            can_be_lost = state is models or view._is_unreachable or not view.is_known
+            can_be_lost = state is models or view.is_unreachable or not view.is_known
             turned = state.turns(can_be_lost, now)
             if turned is not None:
                 yield part, turned[0], (pod_title(view), turned[1], state.cause)

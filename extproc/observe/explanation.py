@@ -78,11 +78,11 @@ def _prices(pick: Pick, chosen: EndpointView, others: Sequence[EndpointView]) ->
 
 def _state(chosen: EndpointView) -> str:
     """Say why a flawed one was chosen: no other was better."""
-    if chosen._is_unreachable:
+    if chosen.is_unreachable:
         return "; no pod that could take it can be reached"
     if chosen.is_ejected:
         return "; every pod that could take it is ejected"
-    if chosen._is_silent:
+    if chosen.is_silent:
         return "; it had not answered the router's scrapes, nor had any other that could take it"
     return (
         ""

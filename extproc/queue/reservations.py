@@ -213,7 +213,7 @@ def turn_s(view: EndpointView) -> float:
     A change costs a load, for which all wait, and the places that are empty until the adapter's
     last response has ended.
     """
-    response_s = view._response_s
+    response_s = view.response_s
     return inf if response_s is None else COSTS_PER_TURN * (response_s + view.costs.cold_load_s)
 
 

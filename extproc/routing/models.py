@@ -358,7 +358,7 @@ def _knows_all_models(snapshot: Snapshot) -> bool:
     """
     up = _up(snapshot)
     has_told = any(view.registered is not None for view in up)
-    return has_told and not any(view._is_owing for view in up)
+    return has_told and not any(view.is_owing for view in up)
 
 
 def _allowed(snapshot: Snapshot, subset: frozenset[str] | None) -> Iterator[EndpointView]:
@@ -372,4 +372,4 @@ def _up(snapshot: Snapshot) -> list[EndpointView]:
     """Return the ready endpoints; without any, the last resorts."""
     views = snapshot.endpoints
     ready = [view for view in views if view.is_ready]
-    return ready or [view for view in views if view._is_last_resort]
+    return ready or [view for view in views if view.is_last_resort]

@@ -118,8 +118,8 @@ class Router:
         is_declared = catalog.card(request.model) is not None  # other endpoints may load it
         model = "" if is_declared else request.model
         return any(
-            (view.is_ready or view._is_last_resort)
-            and not view._is_gone
+            (view.is_ready or view.is_last_resort)
+            and not view.is_gone
             and (not model or view.has_registered(model))
             and (subset is None or is_in_subset(view.address, subset))
             for view in self.pool.snapshot(now=now).endpoints
@@ -346,7 +346,7 @@ class Router:
 
 def _last_holders(request: RequestInfo, catalog: Catalog, snapshot: Snapshot) -> frozenset[str]:
     """Return the endpoints that still serve a declared adapter, and get it where no other can."""
-    resorts = [view.address for view in snapshot.endpoints if view._is_last_resort]
+    resorts = [view.address for view in snapshot.endpoints if view.is_last_resort]
     return catalog.planner.last_holders(request.model, resorts) if resorts else frozenset()
 
 
@@ -356,7 +356,7 @@ def _are_gone(result: Pick | Rejection | Wait, request: RequestInfo, columns: Co
     """
     if isinstance(result, Pick):
         is_open = columns.is_open[columns.rows[result.address]]
-        return not is_open and result.candidates[0]._is_lost  # as all of them are, then
+        return not is_open and result.candidates[0].is_lost  # as all of them are, then
     if isinstance(result, Wait):
         return result.reason == FOR_POD
     is_none = result.reason is Reason.NO_ENDPOINTS
@@ -374,7 +374,7 @@ def _in_turn(result: Pick | Rejection | Wait, kept: Mapping[str, float]) -> Pick
 def _is_empty(snapshot: Snapshot) -> bool:
     """Return whether nobody is there at all."""
     return all(
-        view._is_gone or not (view.is_ready or view._is_last_resort) for view in snapshot.endpoints
+        view.is_gone or not (view.is_ready or view.is_last_resort) for view in snapshot.endpoints
     )
 
 
@@ -393,4 +393,4 @@ def _may_come(request: RequestInfo, snapshot: Snapshot) -> bool:
 def _is_asleep(snapshot: Snapshot) -> bool:
     """Return whether nobody is awake who could load an adapter."""
     views = snapshot.endpoints
-    return any(view._is_asleep for view in views) and not any(view.is_ready for view in views)
+    return any(view.is_asleep for view in views) and not any(view.is_ready for view in views)

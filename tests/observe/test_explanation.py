@@ -341,7 +341,7 @@ def test_least_harm_says_what_decided(
 
 
 def test_fallbacks_and_unknown_load_are_told() -> None:
-    candidates = view(1, is_known=False, _is_silent=True), view(2, is_known=False, _is_silent=True)
+    candidates = view(1, is_known=False, is_silent=True), view(2, is_known=False, is_silent=True)
     endpoints = (candidates[0].address, candidates[1].address, "10.0.0.9:1")
 
     assert said("random", "random", *candidates, endpoints=endpoints).endswith(
@@ -361,7 +361,7 @@ def test_a_pod_that_gives_no_report_is_chosen_by_what_was_sent_there() -> None:
     ("flaw", "words"),
     [
         ("is_ejected", "every pod that could take it is ejected"),
-        ("_is_unreachable", "no pod that could take it can be reached"),
+        ("is_unreachable", "no pod that could take it can be reached"),
     ],
 )
 def test_that_no_better_pod_is_left_is_told(flaw: str, words: str) -> None:

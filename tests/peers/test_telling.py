@@ -49,7 +49,7 @@ class Teller(Peered):
     def counts(self) -> list[tuple[int, int, int]]:
         """Of each endpoint: ours, others', and both for the adapter."""
         views = self.pool.snapshot(now=time.monotonic()).endpoints
-        return [(each.num_in_flight, each._num_told, each.pending("a")) for each in views]
+        return [(each.num_in_flight, each.num_told, each.pending("a")) for each in views]
 
 
 @asynccontextmanager

@@ -141,7 +141,7 @@ def test_an_entry_about_another_routers_pick_ends_nothing_here() -> None:
     ended = books.hear(pick_id="other-1")
 
     assert ended is None
-    assert (books.view()._num_told, books.view().num_in_flight) == (1, 1)
+    assert (books.view().num_told, books.view().num_in_flight) == (1, 1)
 
 
 @pytest.mark.parametrize(("served", "resident_at"), [(address(1), 1), ("", 1), (address(2), 2)])

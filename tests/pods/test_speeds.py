@@ -578,10 +578,10 @@ def test_adapters_tell_nothing_where_slots_are_unknown() -> None:
 
 def test_a_view_tells_the_mean_time_of_responses_there() -> None:
     made = pool()
-    before = made.snapshot(now=0.0).endpoints[0]._response_s
+    before = made.snapshot(now=0.0).endpoints[0].response_s
     for number in range(2):
         made.flights.start(chosen := pick(f"r-{number}", 1, info=request("a")), now=1.0)
         made.flights.finish(chosen.id, now=3.0, verdict=Evidence.SERVED)
 
     first, second = made.snapshot(now=3.0).endpoints
-    assert (before, first._response_s, second._response_s) == (None, 2.0, None)
+    assert (before, first.response_s, second.response_s) == (None, 2.0, None)

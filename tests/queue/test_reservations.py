@@ -119,7 +119,7 @@ def test_a_turn_is_three_times_a_response_and_a_load_there(
     costs = Costs(cold_load_s=load_s)
     at_s = NOW - waited_s - 1e-9
     view = endpoint_view(
-        1, max_loras=1, pending_by_adapter={"a": 1}, costs=costs, _response_s=response_s
+        1, max_loras=1, pending_by_adapter={"a": 1}, costs=costs, response_s=response_s
     )
     held = waiting("x", at_s=at_s)
     made.add(held, "x", [(view, {"a": use(MODEST, since_s=at_s)})], now=NOW)

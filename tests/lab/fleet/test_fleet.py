@@ -200,7 +200,7 @@ def told_counts(**settings: Any) -> list[int]:
     """What two routers knew of each other's requests when each of ten came, 0.1 s apart."""
     seen: list[int] = []
 
-    spy = watching(lambda snapshot, _: seen.append(snapshot.endpoints[0]._num_told))
+    spy = watching(lambda snapshot, _: seen.append(snapshot.endpoints[0].num_told))
     work = workload(*(arrival(number / 10, output_tokens=2000) for number in range(10)))
     run(work, spy, num_pods=1, num_routers=2, **settings)
     return seen
@@ -493,8 +493,8 @@ def test_routers_know_the_kinds_unless_the_scenario_says_otherwise(knows_kinds: 
     fleet = two_kinds(knows_kinds=knows_kinds)
     small, other = fleet.routers[0].pool.snapshot(now=0.0).endpoints
 
-    assert (other.max_loras, other._max_lora_rank) == (4, None)
-    assert (small.max_loras, small._max_lora_rank) == ((1, 8) if knows_kinds else (4, None))
+    assert (other.max_loras, other.max_lora_rank) == (4, None)
+    assert (small.max_loras, small.max_lora_rank) == ((1, 8) if knows_kinds else (4, None))
     ratio = small.costs.prompt_s_per_byte / other.costs.prompt_s_per_byte
     assert ratio == pytest.approx(3.0 if knows_kinds else 1.0)
 
