@@ -9,7 +9,6 @@ Times are monotonic seconds unless a name says `wall`. Sizes carry their unit in
 
 A policy of a user reads `Snapshot`, `EndpointView`, `RequestInfo` and what these have, and returns
 `Choice` or `Wait`. Their names are stable (docs/policy-api.md, which is made of these docstrings).
-Names with a leading underscore are not: they are for the rooms of this package alone.
 
 Records are Structs: creating one with seventeen fields takes 1.6 us, as a frozen dataclass 7.
 Records that are made for each request are not part of any cycle, and the garbage collector leaves
@@ -326,21 +325,20 @@ class RequestInfo(Struct, frozen=True, gc=False):
         cached_bytes: Bytes of its prompt in the pods' KV caches, by address, as believed. Empty
             unless the policy has `uses_cached_bytes`.
         claim: Its route, tenant, priority and objectives.
-
-    The router's own:
-        _prefix_hashes: Of the prefixes of its prompt, of the lengths `prefixes.MARKS_BYTES`; ()
-            where nobody computes them. Prompts with one in common begin with the same bytes.
-        _context_bytes: As much as its model's context holds, where the body is longer and has one
+        prefix_hashes: Of the prefixes of its prompt, of growing length: prompts with one in common
+            begin with the same bytes. () where nobody computes them.
+        context_bytes: As much as its model's context holds, where the body is longer and has one
             prompt; else None. So it is not all text, as with images, or will be refused.
-        _max_tokens: The most tokens of an answer that it allows; None where it does not say.
-        _is_whole: All of its body was seen. False where its beginning decides, or the data plane
+        max_tokens: The most tokens of an answer that it allows; None where it does not say.
+        is_whole: All of its body was seen. False where its beginning decides, or the data plane
             keeps the body to itself.
-        _written: The client's name in `model`, if that is another name; "" too if it wrote none.
-        _restores: Its response names what the client wrote; None leaves that to the settings.
-        _fixed: Why its body cannot go on with another model; None where it can.
-        _envoy: The host that its call came from; "" where unknown.
-        _drawn: The number of the target that was drawn for it; 0 where nobody judges that.
-        _session_source: Which header, cookie or field of its body names its session; "" for none.
+        written: The client's name in `model`, if that is another name; "" too if it wrote none.
+        restores_model: Its response names what the client wrote; None leaves that to the settings.
+        fixed: Why its body cannot go on with another model: "gateway" does not let it, or it was
+            "held" and not kept; "" where it can.
+        envoy: The host that its call came from; "" where unknown.
+        drawn_target: The number of the target that was drawn for it; 0 where nobody judges that.
+        session_source: Which header, cookie or field of its body names its session; "" for none.
     """
 
     model: str
@@ -352,30 +350,30 @@ class RequestInfo(Struct, frozen=True, gc=False):
     subset: frozenset[str] | None = None
     arrived_at_s: float = 0.0
     hints: Hints = NO_HINTS
-    _prefix_hashes: tuple[int, ...] = ()
+    prefix_hashes: tuple[int, ...] = ()
     cached_bytes: Mapping[str, int] = _NOTHING
-    _context_bytes: int | None = None
-    _is_whole: bool = True
+    context_bytes: int | None = None
+    is_whole: bool = True
     claim: Claim = NO_CLAIM
-    _written: str = ""
-    _restores: bool | None = None
-    _fixed: Rejection | None = None
-    _envoy: str = ""
+    written: str = ""
+    restores_model: bool | None = None
+    fixed: str = ""
+    envoy: str = ""
     num_sequences: int = 1  # at most `bounds.MAX_SEQUENCES`
-    _max_tokens: int | None = None
-    _drawn: int = 0
-    _session_source: str = ""
+    max_tokens: int | None = None
+    drawn_target: int = 0
+    session_source: str = ""
 
     @property
-    def _client_model(self) -> str:
+    def client_model(self) -> str:
         """The model as its client knows it: for routes, metrics and messages."""
-        return self._written or self.model
+        return self.written or self.model
 
     def rest_bytes(self, address: str) -> int:
         """Return how many bytes of its body the pod at `address` has to compute."""
         rest = self.body_bytes - self.cached_bytes.get(address, 0)
-        if self._context_bytes is not None:
-            return rest * self._context_bytes // self.body_bytes
+        if self.context_bytes is not None:
+            return rest * self.context_bytes // self.body_bytes
         return rest
 
 

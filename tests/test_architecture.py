@@ -526,6 +526,37 @@ def test_no_name_of_a_file_occurs_in_more_than_two_rooms() -> None:
     assert {name: found for name, found in rooms.items() if len(found) > 2} == {}
 
 
+SEEN_BY_POLICIES = ("costs", "tenancy", "types")
+"""The files whose classes a policy of a user gets: what a room may read of them, it may, too."""
+
+
+def kept_apart(tree: ast.Module) -> set[str]:
+    """Return the underscored attributes and methods of a module's classes."""
+    found = {
+        name
+        for kind in tree.body
+        if isinstance(kind, ast.ClassDef)
+        for each in kind.body
+        for name in (getattr(each, "name", ""), getattr(getattr(each, "target", each), "id", ""))
+    }
+    return {name for name in found if name.startswith("_") and not name.endswith("__")}
+
+
+def test_no_room_reads_what_policies_may_not() -> None:
+    files = ours(*SEEN_BY_POLICIES)
+    names = {name for file in files if file in trees() for name in kept_apart(trees()[file])}
+    found = [
+        f"{module}: {ast.unparse(node)}"
+        for module, tree in trees().items()
+        if module not in files
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr in names
+        if ast.unparse(node.value) not in ("self", "cls")
+    ]
+
+    assert found == []
+
+
 GUESSED_BY_NOBODY = {
     *("Belief", "Layout", "Own", "Part", "Reach", "Row", "Scene"),
     *("aside", "beginnings", "charge_told", "keeping", "tidings", "told_by", "traits", "vain_s"),

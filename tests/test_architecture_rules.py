@@ -66,6 +66,13 @@ FAULTS: tuple[tuple[Rule, Mapping[str, str]], ...] = (
     (rules.test_a_class_s_name_is_given_once, {"extproc.wire.e": "class Made: pass"}),
     (rules.test_a_file_s_name_is_given_once, {"extproc.wire.a": ""}),
     (
+        rules.test_no_room_reads_what_policies_may_not,
+        {
+            "extproc.types": "class View:\n    name: str\n    _num: int = 0",
+            "extproc.queue.e": "def f(view): return view._num",
+        },
+    ),
+    (
         rules.test_the_name_of_a_part_is_one_that_a_newcomer_guesses,
         {"extproc.wire.e": "class _Scene: pass"},
     ),

@@ -37,8 +37,8 @@ def explain(decision: Pick | Rejection) -> str:
 def _pick(pick: Pick) -> str:
     chosen = next((view for view in pick.candidates if view.address == pick.address), None)
     before = "" if pick.held_s is None else f" It was {held(pick.held_s, pick.held_for)}."
-    if pick.request._written:
-        before += f" Its client asked for {short(pick.request._written)}."
+    if pick.request.written:
+        before += f" Its client asked for {short(pick.request.written)}."
     if chosen is None:
         return f"{pick.address}: chosen by {pick.policy} ({pick.reason}).{before}"
     others = [view for view in pick.candidates if view is not chosen]
@@ -57,7 +57,7 @@ def _rejection(rejection: Rejection) -> str:
 
 def _why(pick: Pick, chosen: EndpointView, others: Sequence[EndpointView]) -> str:
     if pick.reason == "session":
-        source = pick.request._session_source
+        source = pick.request.session_source
         return f"its session{f' ({source})' if source else ''} was sent there before"
     if not others:
         return "the only pod that could take it"
@@ -120,7 +120,7 @@ def _describe_pick(pick: Pick) -> dict[str, Any]:
     return {
         "id": _text(pick.id),
         "request_id": _text(request.request_id),
-        "model": _text(request._client_model),
+        "model": _text(request.client_model),
         "adapter": None if request.adapter is None else _text(request.adapter),
         "path": _text(request.path),
         "body_bytes": whole(request.body_bytes, _MAX_UINT64),
@@ -129,7 +129,7 @@ def _describe_pick(pick: Pick) -> dict[str, Any]:
         "reason": _text(pick.reason),
         "held_seconds": None if pick.held_s is None else between(pick.held_s, MAX_DURATION_S),
         "held_for": _text(pick.held_for),
-        "served_model": _text(request.model) if request._written else "",
+        "served_model": _text(request.model) if request.written else "",
         "tenant": _text(request.claim.tenant),
         "route": _text(request.claim.route),
         "objective": _text(request.hints.objective),

@@ -232,7 +232,7 @@ class LiveFeed:
             if entry is not None and isinstance(pick, Pick):
                 ttft_s = first_token_s(entry, pick.request.path)
                 if ttft_s is not None:
-                    times.setdefault(pick.request._client_model, []).append(ttft_s)
+                    times.setdefault(pick.request.client_model, []).append(ttft_s)
         rows = (
             (shortened(name, _MAX_CHARS), len(own), round(median(own), 3), round(max(own), 3))
             for name, own in times.items()
@@ -319,7 +319,7 @@ def _decision(sequence: int, record: DecisionRecord) -> dict[str, Any]:
         address = decision.address
         names = (view.name for view in decision.candidates if view.address == address)
         shown |= {
-            "model": decision.request._client_model,
+            "model": decision.request.client_model,
             "path": decision.request.path,
             "pod": shortened(next(names, "") or address, _MAX_CHARS),
             "us": round(record.seconds * 1e6),

@@ -36,7 +36,7 @@ def describe_outcome(end: Ended, number: int) -> dict[str, Any]:
         "number": number,
         "pick_id": _text(pick.id),
         "request_id": _text(request.request_id),
-        "model": _text(request._client_model),
+        "model": _text(request.client_model),
         "outcome": str(end.outcome),
         "status": None,
         "ttft_seconds": None,

@@ -88,7 +88,7 @@ class Recorder:
         call, ended = self.observers.call, Ended(pick, outcome)
         call("telemetry", self.telemetry.completed, outcome)
         call("decisions", self.decisions.ended, ended, self.wall_clock())
-        if pick.request._drawn:
+        if pick.request.drawn_target:
             call("canaries", self.rewrites.ended, ended, None)
         if self.arms.trial is not None:
             call("arms", self.arms.ended, ended, None)
@@ -107,7 +107,7 @@ class Recorder:
         else:
             call("telemetry", telemetry.completed, completion.outcome, completion.lag_s)
         call("decisions", self.decisions.ended, ended, self.wall_clock())
-        if request._drawn:
+        if request.drawn_target:
             call("canaries", self.rewrites.ended, ended, is_attained)
         if self.arms.trial is not None:
             ttft_s = self.attainment.ttft_s if self.knows_times() else None

@@ -263,7 +263,7 @@ class Flights:
         """Return when the oldest pick in flight at an endpoint started, by Envoy."""
         pod, oldest_s = self._find(address), dict[str, float]()
         for each in () if pod is None else pod.ours.flights.values():
-            oldest_s.setdefault(each.pick.request._envoy, each.started_at_s)
+            oldest_s.setdefault(each.pick.request.envoy, each.started_at_s)
         return oldest_s
 
     # --- inside -----------------------------------------------------------------------------
@@ -313,7 +313,7 @@ class Flights:
             now,
         )
         load.settle()
-        if request._prefix_hashes:
+        if request.prefix_hashes:
             self._prefix_index.add(request, load.kv_cache)
         return flight
 

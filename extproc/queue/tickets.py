@@ -275,7 +275,7 @@ def refusal(
     own = (
         f"; it was {held(now - ticket.held_at_s, ticket.reason)}" if now > ticket.held_at_s else ""
     )
-    why, model = f"{_WHY[end]}: {num_held} held{pace}{own}.", ticket.request._client_model
+    why, model = f"{_WHY[end]}: {num_held} held{pace}{own}.", ticket.request.client_model
     if end is HoldEnd.SHUTTING_DOWN:
         return shutting_down(model, why)
     if ticket.reason == FOR_POD:  # it is not too much that was asked for

@@ -101,7 +101,7 @@ class Incoming(Struct, eq=False):
     _session: Session = NO_SESSION
     concerns: Callable[[str], bool] | None = None
     _has_trailers: bool = False
-    _fixed: Rejection | None = rejections.RENAMED
+    _fixed: str = "held"
     _named: str = ""
     _written: str = ""
     _drawn: int = 0
@@ -268,7 +268,7 @@ class Incoming(Struct, eq=False):
     @property
     def is_rewritten(self) -> bool:
         """Whether the body may go on with another model, so that it has to be kept."""
-        return self._fixed is None
+        return not self._fixed
 
     def rewrite(self, model: str, rewrites: Rewrites) -> str:
         """Return the model to look for, by the name that pods list; the body goes on with what the
@@ -286,12 +286,12 @@ class Incoming(Struct, eq=False):
         is_same = spelling.full(target) == model
         is_ours = self._is_changeable
         if is_same and not (is_ours and rewrites.is_declared(target)):
-            self._fixed = rejections.RENAMED if is_ours else rejections.NOT_REWRITABLE
+            self._fixed = "held" if is_ours else "gateway"
             self.reader.leave()
             return target or check_model(None)
         if not is_ours:
             raise RequestError(rejections.NOT_REWRITABLE)
-        self._fixed, self._named = None, model
+        self._fixed, self._named = "", model
         self._written = "" if is_same else model
         return target
 
@@ -335,19 +335,19 @@ class Incoming(Struct, eq=False):
             path=path[:MAX_PATH_CHARS],
             body_bytes=num_bytes,
             num_sequences=num,
-            _max_tokens=most_tokens,
-            _is_whole=self._is_complete or self.mode is BUFFERED or self._has_trailers,
+            max_tokens=most_tokens,
+            is_whole=self._is_complete or self.mode is BUFFERED or self._has_trailers,
             request_id=headers.get("x-request-id", "")[:MAX_REQUEST_ID_CHARS],
             session=session[0],
-            _session_source=session[1],
+            session_source=session[1],
             subset=self._subset,
             arrived_at_s=self._arrived_at_s,
             hints=self._hints,
-            _prefix_hashes=hashes,
-            _written=self._written,
-            _fixed=self._fixed,
-            _envoy=self._envoy,
-            _drawn=self._drawn,
+            prefix_hashes=hashes,
+            written=self._written,
+            fixed=self._fixed,
+            envoy=self._envoy,
+            drawn_target=self._drawn,
         )
 
     def forget(self, headers: Mapping[str, str]) -> None:

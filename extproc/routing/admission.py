@@ -89,7 +89,7 @@ def fitting(
         return usable
     limits = [view.max_lora_rank or rank for view in usable]
     if max(limits) < rank:
-        return rank_too_high(request._client_model, rank, max(limits))
+        return rank_too_high(request.client_model, rank, max(limits))
     return [view for view, limit in zip(usable, limits, strict=True) if limit >= rank]
 
 
@@ -108,7 +108,7 @@ def admit(
     ]
     if free:
         return free
-    return saturated(request._client_model, settings.retry_after_s)
+    return saturated(request.client_model, settings.retry_after_s)
 
 
 def _is_loaded(view: EndpointView, settings: AdmissionSettings) -> bool:

@@ -99,7 +99,7 @@ class ModelRoutes:
     def claim(self, request: RequestInfo) -> Claim:
         """Return a request's claim; `NO_CLAIM` where nothing is configured for it."""
         is_plain = not (self._claims or self._by_pattern)
-        claim = NO_CLAIM if is_plain else self.claim_of(request._written or request.model)
+        claim = NO_CLAIM if is_plain else self.claim_of(request.written or request.model)
         return claim if request.hints is NO_HINTS else self._with_hints(claim, request.hints)
 
     def claim_of(self, model: str) -> Claim:

@@ -273,7 +273,7 @@ class Picker:
         is_stored = request.path in _STATEFUL_PATHS or not request.model
         if session is None or is_stored or not self.uses_cached_bytes:
             return session, True
-        return f"{session} cached", not request._prefix_hashes
+        return f"{session} cached", not request.prefix_hashes
 
     def _decide(
         self,
@@ -298,7 +298,7 @@ class Picker:
                 if self._on_policy_error is None:
                     raise
                 self._on_policy_error(name, error)
-        return self._policy_name, policy_failed(request._client_model)
+        return self._policy_name, policy_failed(request.client_model)
 
     def _remember(self, session: str, address: str) -> None:
         self._sessions[session] = address
@@ -347,7 +347,7 @@ def _usable(endpoints: Iterable[EndpointView], request: RequestInfo) -> list[End
 def _nobody(endpoints: Iterable[EndpointView], request: RequestInfo) -> Rejection:
     """Return why no endpoint can take a request."""
     sleeping = [view for view in endpoints if view.is_asleep and view.has_registered(request.model)]
-    subset, model = request.subset, request._client_model
+    subset, model = request.subset, request.client_model
     if any(subset is None or is_in_subset(view.address, subset) for view in sleeping):
         return asleep(model)
     return no_endpoints(model)

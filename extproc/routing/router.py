@@ -16,7 +16,7 @@ from extproc.pods.columns import Columns
 from extproc.pods.pool import Pool
 from extproc.pods.tenants import left
 from extproc.queue import Destinations, HoldQueue, Ticket, Waiting
-from extproc.rejections import asleep, no_endpoints
+from extproc.rejections import NOT_RENAMED, asleep, no_endpoints
 from extproc.routing.catalog import Catalog
 from extproc.routing.modelroutes import ModelRoutes
 from extproc.routing.models import Models
@@ -110,7 +110,7 @@ class Router:
         self.picker.unserved(request, result)
         if result.reason not in _FOR_WANT_OF_ROOM or self._is_anybody(request, now):
             return result
-        return no_endpoints(request._client_model, result.why)
+        return no_endpoints(request.client_model, result.why)
 
     def _is_anybody(self, request: RequestInfo, now: float) -> bool:
         """Return whether an endpoint could take a request, if it had room."""
@@ -241,11 +241,11 @@ class Router:
         found = catalog.find(request, self.models.listed, now=now)
         if not isinstance(found, RequestInfo):
             snapshot = self.pool.snapshot(now=now)
-            if found is not request._fixed:
+            if found is not NOT_RENAMED[request.fixed]:
                 found = catalog.serve(request, _last_holders(request, catalog, snapshot)) or found
             if not isinstance(found, RequestInfo) and _is_asleep(snapshot):
-                return asleep(request._client_model)
-        if isinstance(found, Rejection) and found is not request._fixed:
+                return asleep(request.client_model)
+        if isinstance(found, Rejection) and found is not NOT_RENAMED[request.fixed]:
             return replace(found, retry_after_s=self.queue.retry_after_s())
         if not isinstance(found, RequestInfo):
             return found
@@ -284,7 +284,7 @@ class Router:
             known, result = self.choose(ticket.request, now=now)
         except Exception as error:  # the policy's: it ends this request, and no other one
             ticket.fail(error)
-            return no_endpoints(ticket.request._client_model)
+            return no_endpoints(ticket.request.client_model)
         if not isinstance(result, Pick):
             return result
         result = replace(result, held_s=now - ticket.held_at_s, held_for=ticket.reason)

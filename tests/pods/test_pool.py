@@ -1289,7 +1289,7 @@ def test_groups_that_are_configured_later_hold_for_endpoints_that_are_there() ->
 
 # --- beginnings in KV caches ---------------------------------------------------------------------
 
-BEGUN = request(body_bytes=3000, _prefix_hashes=(7, 8))
+BEGUN = request(body_bytes=3000, prefix_hashes=(7, 8))
 
 
 def begun(*numbers: int, started_s: float | None = 1.0) -> Pool:
@@ -1382,7 +1382,7 @@ def test_a_prompt_that_no_engine_has_run_is_nowhere() -> None:
 
 def test_a_prompt_that_did_not_run_leaves_what_an_earlier_one_has_left() -> None:
     made = begun()
-    longer = replace(BEGUN, _prefix_hashes=(7, 8, 9), cached_bytes={address(1): 2048})
+    longer = replace(BEGUN, prefix_hashes=(7, 8, 9), cached_bytes={address(1): 2048})
     made.flights.start(pick("pick-2", info=longer), now=0.1)
     assert made.prefix_index.find(longer) == {address(1): 3072}
     made.flights.finish("pick-2", now=0.5, has_run=False)

@@ -540,7 +540,7 @@ def test_what_was_cached_of_a_prompt_does_not_count() -> None:
 
 def test_a_body_that_is_longer_than_the_context_tells_nothing_of_text() -> None:
     made = pool()
-    info = request(None, body_bytes=1_000_000, _context_bytes=32_000)
+    info = request(None, body_bytes=1_000_000, context_bytes=32_000)
     made.flights.start(pick("r-1", 1, info=info), now=1.0)
 
     assert [flight.probe for flight in made.flights] == [None]

@@ -427,7 +427,7 @@ FULL = endpoint_view(1, pending_by_adapter={"b": 9}, max_loras=1)
 
 
 def test_where_the_policy_weighs_what_is_cached_a_session_is_no_reason_of_its_own() -> None:
-    made, asked = picker(LeastHarm()), request("a", session="s", _prefix_hashes=(7,))
+    made, asked = picker(LeastHarm()), request("a", session="s", prefix_hashes=(7,))
     pick_of(made, snapshot(endpoint_view(1)), asked)
     again = routed(pick_of(made, snapshot(FULL, endpoint_view(2)), asked))
 
@@ -440,7 +440,7 @@ def test_a_session_stays_where_nobody_knows_what_its_prompts_have_in_common(num_
     made, asked = picker(LeastHarm()), request("a", session="s", body_bytes=num_bytes)
     pick_of(made, snapshot(endpoint_view(1)), asked)
     again = routed(pick_of(made, snapshot(FULL, endpoint_view(2)), asked))
-    pick_of(made, snapshot(FULL, endpoint_view(2)), replace(asked, _prefix_hashes=(7,)))
+    pick_of(made, snapshot(FULL, endpoint_view(2)), replace(asked, prefix_hashes=(7,)))
     moved = routed(pick_of(made, snapshot(endpoint_view(1), endpoint_view(2)), asked))
 
     assert (again.address, again.reason) == (address(1), "session")
@@ -450,7 +450,7 @@ def test_a_session_stays_where_nobody_knows_what_its_prompts_have_in_common(num_
 def test_stored_responses_do_not_follow_a_conversation_that_moves() -> None:
     made, asked = picker(LeastHarm()), request("a", session="s", path=RESPONSES_PATH)
     pick_of(made, snapshot(endpoint_view(1)), asked)
-    pick_of(made, snapshot(endpoint_view(2)), request("a", session="s", _prefix_hashes=(7,)))
+    pick_of(made, snapshot(endpoint_view(2)), request("a", session="s", prefix_hashes=(7,)))
     again = routed(pick_of(made, snapshot(FULL, endpoint_view(2)), asked))
 
     assert (again.address, again.reason) == (address(1), "session")

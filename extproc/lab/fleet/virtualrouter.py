@@ -193,7 +193,7 @@ BODY_BYTES_PER_TOKEN = 4
 
 
 def prefix_hashes(arrival: Arrival, request_id: str) -> tuple[int, ...]:
-    """Return `RequestInfo._prefix_hashes` of a request.
+    """Return `RequestInfo.prefix_hashes` of a request.
 
     All but the shared prefix is the request's own.
     """

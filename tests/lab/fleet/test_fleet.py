@@ -521,7 +521,7 @@ def test_a_router_sees_which_kib_of_its_prompts_are_the_same() -> None:
         def choose(
             self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
         ) -> Choice | Wait:
-            seen[request.request_id] = request._prefix_hashes
+            seen[request.request_id] = request.prefix_hashes
             return super().choose(snapshot, request, rng=rng)
 
     class Blind(Looking):
