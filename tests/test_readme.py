@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
+from statistics import fmean
 from typing import Any
 
 import aiohttp
@@ -21,6 +22,7 @@ from extproc.envoy.bootstrap import BodyDelivery, BootstrapOptions, Mode, render
 from extproc.lab.fakepod.podserver import PodConfig, start_pod
 from extproc.lab.loadtest.results import load
 from extproc.lab.workload.intervals import paired_ratio
+from extproc.lab.workload.judge import Metrics
 from extproc.observe.shadowprocess import check_policy
 from extproc.routing.policies import Founding
 from extproc.routing.policies.least_harm import LeastHarm
@@ -254,6 +256,32 @@ def test_the_table_of_what_it_gains_is_what_was_measured() -> None:
     table = page.split("## First tokens beside other routers")[1].split("\n\n")[2]
     cells = [row.split("|")[2].strip() for row in table.splitlines()[2:4]]
     assert cells == [f"{each.mean:.1f} ({each.low:.1f} to {each.high:.1f})" for each in found]
+
+
+@pytest.mark.parametrize(
+    ("kept", "head"),
+    [("pickers-2026-11-30", "| fake pods |"), ("pickers-simulator-2026-11-30", "| llm-d's sim")],
+)
+def test_the_tables_beside_other_pickers_are_what_was_measured(kept: str, head: str) -> None:
+    measured: defaultdict[str, list[Metrics]] = defaultdict(list)
+    for run in load(ROOT / "loadtest" / "results" / f"{kept}.json").runs:
+        measured[run.target].append(run.metrics)
+    rows = [
+        [
+            f"{1e3 * fmean(each.ttft_mean_s for each in blocks):,.0f}",
+            f"{1e3 * fmean(each.ttft_p50_s for each in blocks):,.0f}",
+            f"{1e3 * fmean(each.ttft_p99_s for each in blocks):,.0f}",
+            f"{100 * fmean(each.attainment for each in blocks):.1f}",
+            f"{fmean(each.loads_per_1000 for each in blocks):.0f}",
+        ]
+        for blocks in measured.values()
+    ]
+
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    table = page[page.index(head) :].split("\n\n")[0].splitlines()[2:]
+    shown = [[re.sub(" ms| %", "", cell.strip()) for cell in row.split("|")[2:-1]] for row in table]
+    assert {len(blocks) for blocks in measured.values()} == {10}
+    assert shown == [row[: len(shown[0])] for row in rows]
 
 
 def test_the_tutorial_s_patient_policy_waits_while_all_pods_are_busy() -> None:

@@ -235,7 +235,7 @@ class AdaptersConfig(Section):
     undeclared: Literal["auto", "admit", "refuse"] = Field(
         "auto",
         description="Whether requests are routed for adapters that pods list and nobody declares. "
-        "`auto`: yes, until an LLMRoute names tenants. No such request is routed until all "
+        "`auto`: yes, until a declaration names tenants. No such request is routed until all "
         "declarations have been read. Undeclared adapters are never unloaded. Live.",
     )
     ready_wait_s: float | None = Field(

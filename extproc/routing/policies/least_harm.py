@@ -20,10 +20,10 @@ The price estimates what the request costs there, itself and the requests that a
 
 Only endpoints with room are considered. The engine runs one more request soon, by its own reports
 (`room`). The prompts ahead take no more than half of the objective. One more request leaves the
-running requests their time per token, if that is an objective that any endpoint can meet. A slot is
-free, or the adapter runs. The last free slots are for requests of priority 0 and above. If no
-endpoint has room, the request is held. In the queue it can still take whatever becomes free first,
-and it keeps its place in the queue's order.
+running requests their time per token, if that is an objective that any endpoint can meet. If none
+of these has a free slot or runs the adapter, there is no room either. The last free slots are for
+requests of priority 0 and above. If no endpoint has room, the request is held. In the queue it can
+still take whatever becomes free first, and it keeps its place in the queue's order.
 
 Sources: 1 and 3 are the two loads of LMetric (arXiv 2603.15202), here added in seconds. 5 and 6
 follow from a gate of `max_loras` slots. 7 is rendezvous hashing (Thaler and Ravishankar, 1998). The
