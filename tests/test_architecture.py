@@ -600,7 +600,7 @@ CEILINGS = {
     "learned": 1_703,
     "pods": 2_898,
     "envoy": 812,
-    "queue": 909,
+    "queue": 907,
     "adapters": 4_066,
     "routing": 1_914,
     "request": 2_818,
@@ -623,7 +623,7 @@ CEILINGS = {
     "paths": 99,
     "phrases": 51,
     "protocol": 12,
-    "rejections": 72,
+    "rejections": 73,
     "tenancy": 24,
     "types": 205,
 }

@@ -427,17 +427,6 @@ def test_a_newcomer_of_another_kind_takes_room_that_nobody_who_waits_can_use() -
 # --- who goes, and who may not wait ------------------------------------------------------------
 
 
-def test_a_client_that_leaves_takes_its_ticket_with_it() -> None:
-    made, first = full()
-    held = ask(made)
-    made.leave(held.ticket, now=1.0)
-    made.pool.flights.finish(first.id, now=1.0)
-    made.offer(now=1.0)
-
-    assert len(made.queue) == len(made.pool.flights) == 0
-    assert held.num_wakes == 0
-
-
 class Observer:
     """What other routers would be told."""
 
@@ -548,14 +537,6 @@ def test_a_first_token_is_wanted_by_the_request_s_objective_or_else_the_policy_s
     assert ticket.deadline_s == (
         inf if objective_s is None else pytest.approx(2.0 + OBJECTIVE_RATIO * objective_s)
     )
-
-
-def test_a_request_that_would_be_late_anyway_is_refused_instead_of_held() -> None:
-    made, _first = full()
-
-    result = ask(made, now=3.0, arrived_at_s=2.0, claim=Claim(ttft_s=1.0)).result
-
-    assert refused(result) == (429, Reason.LATE)
 
 
 def test_what_a_request_still_needs_is_its_prompt_and_its_load_where_they_take_least() -> None:
