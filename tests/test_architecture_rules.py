@@ -76,6 +76,11 @@ FAULTS: tuple[tuple[Rule, Mapping[str, str]], ...] = (
         rules.test_the_name_of_a_part_is_one_that_a_newcomer_guesses,
         {"extproc.wire.e": "class _Scene: pass"},
     ),
+    (
+        rules.test_the_name_of_a_part_is_one_that_a_newcomer_guesses,
+        {"extproc.wire.e": "_Row = tuple[int, str]"},
+    ),
+    (rules.test_the_name_of_a_part_is_one_that_a_newcomer_guesses, {"extproc.wire.usual": ""}),
 )
 
 

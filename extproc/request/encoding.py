@@ -27,7 +27,7 @@ from extproc.protocol import (
     SCORES_KEY,
 )
 from extproc.request import messages as m
-from extproc.request.usual import varint
+from extproc.request.messagebytes import varint
 from extproc.types import Pick
 
 ORCA_REQUEST_HEADER = "endpoint-load-metrics-format"

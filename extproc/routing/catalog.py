@@ -18,7 +18,7 @@ from extproc.openai import NAMES_A_PASS
 from extproc.passes import last
 from extproc.phrases import FOR_ADAPTER
 from extproc.rejections import NOT_RENAMED, adapter_unavailable
-from extproc.routing.precedence import Offer, ResponseModel
+from extproc.routing.conflicts import Offer, ResponseModel
 from extproc.types import ModelCard, Pick, Rejection, RequestInfo, Wait
 
 RESPONSE_WORK_S = 0.01

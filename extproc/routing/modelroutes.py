@@ -79,7 +79,7 @@ class ModelRoutes:
         listed = [(model, _claim(route)) for route in routes for model in route.models]
         self._by_name = {model: claim for model, claim in listed if "*" not in model}
         self._by_pattern = [(_matcher(model), claim) for model, claim in listed if "*" in model]
-        self._claims = dict(self._by_name)
+        self._claim_by_model = dict(self._by_name)
 
     def set_objectives(self, priorities: Mapping[str, int]) -> None:
         """Replace the priorities by objective that the cluster's InferenceObjectives say."""
@@ -98,13 +98,13 @@ class ModelRoutes:
 
     def claim(self, request: RequestInfo) -> Claim:
         """Return a request's claim; `NO_CLAIM` where nothing is configured for it."""
-        is_plain = not (self._claims or self._by_pattern)
+        is_plain = not (self._claim_by_model or self._by_pattern)
         claim = NO_CLAIM if is_plain else self.claim_of(request.written or request.model)
         return claim if request.hints is NO_HINTS else self._with_hints(claim, request.hints)
 
     def claim_of(self, model: str) -> Claim:
         """Return the claim of a model's requests by its route alone."""
-        claim = self._claims.get(model)
+        claim = self._claim_by_model.get(model)
         if claim is not None:
             return claim
         return self._find(model) if self._by_pattern else NO_CLAIM
@@ -112,9 +112,9 @@ class ModelRoutes:
     def _find(self, model: str) -> Claim:
         """Return the claim by pattern, and keep it."""
         found = (claim for matches, claim in self._by_pattern if matches(model))
-        if len(self._claims) >= MAX_REMEMBERED + len(self._by_name):
-            self._claims = dict(self._by_name)
-        claim = self._claims[model] = next(found, NO_CLAIM)
+        if len(self._claim_by_model) >= MAX_REMEMBERED + len(self._by_name):
+            self._claim_by_model = dict(self._by_name)
+        claim = self._claim_by_model[model] = next(found, NO_CLAIM)
         return claim
 
     def _with_hints(self, claim: Claim, hints: Hints) -> Claim:

@@ -26,8 +26,8 @@ from extproc.queue import Ticket
 from extproc.rejections import NOT_REWRITABLE, RENAMED
 from extproc.routing.admission import AdmissionSettings
 from extproc.routing.catalog import Catalog, CatalogSettings, Undeclared
+from extproc.routing.conflicts import Offer, ResponseModel
 from extproc.routing.modelroutes import ModelRoute
-from extproc.routing.precedence import Offer, ResponseModel
 from extproc.types import Hints, ModelCard, Pick, Reason, Rejection, RequestInfo, Wait
 from tests.builders import BASE, address, base_card, endpoint, report, request, routing
 from tests.otherrouters import OtherRouter

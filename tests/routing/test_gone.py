@@ -10,7 +10,7 @@ from extproc.learned.ejections import OutlierSettings
 from extproc.learned.evidence import Evidence
 from extproc.phrases import FOR_ADAPTER, FOR_POD
 from extproc.queue import HoldEnd, QueueSettings, Ticket
-from extproc.routing.precedence import Offer
+from extproc.routing.conflicts import Offer
 from extproc.routing.router import Router
 from extproc.tenancy import Claim
 from extproc.types import Pick, Reason, Rejection, RequestInfo, Wait

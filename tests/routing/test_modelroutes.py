@@ -83,7 +83,7 @@ def test_few_of_the_models_that_clients_invent_are_remembered(
     found = {claim(f"m-{number}", routes=routes).route for number in range(10)}
 
     assert found == {"others"}
-    assert len(routes._claims) <= 4
+    assert len(routes._claim_by_model) <= 4
     assert claim("chat", routes=routes) == OF_CHAT
 
 

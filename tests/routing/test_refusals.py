@@ -15,7 +15,7 @@ from extproc.adapters.declared import Declaration
 from extproc.phrases import FOR_POD
 from extproc.queue import QueueSettings, Ticket
 from extproc.request.responses import refusal
-from extproc.routing.precedence import Offer
+from extproc.routing.conflicts import Offer
 from extproc.routing.router import Router
 from extproc.tenancy import Claim
 from extproc.types import Pick, Rejection

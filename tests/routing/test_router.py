@@ -13,9 +13,9 @@ from extproc.adapters.declared import Declaration
 from extproc.learned.evidence import Evidence
 from extproc.pods.listedmodels import MAX_SILENCES
 from extproc.queue import Ticket
+from extproc.routing.conflicts import Offer
 from extproc.routing.modelroutes import ModelRoute
 from extproc.routing.policies import BUILT_IN
-from extproc.routing.precedence import Offer
 from extproc.routing.router import Router
 from extproc.tenancy import NO_CLAIM, Claim
 from extproc.types import (

@@ -182,7 +182,7 @@ class _Head(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     tenants: dict[str, Tenant] = {}
 
 
-_Row = tuple[float, str | None, int, int, str, str, int]
+_Recorded = tuple[float, str | None, int, int, str, str, int]
 
 
-_ROWS = msgspec.json.Decoder(_Row)
+_ROWS = msgspec.json.Decoder(_Recorded)
