@@ -7,10 +7,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -31,23 +30,13 @@ def has_valgrind() -> bool:
     return False
 
 
-@contextmanager
-def beside(checkout: Path) -> Iterator[Path]:
-    """A folder with a checkout's router and this one's benchmarks, for `python -m`."""
-    with tempfile.TemporaryDirectory(prefix="extproc-bench-") as name:
-        folder = Path(name)
-        (folder / "extproc").symlink_to((checkout / "extproc").resolve())
-        (folder / "bench").symlink_to(HERE / "bench")
-        yield folder
-
-
 def instructions(checkout: Path, plan: Plan) -> Amounts:
-    """Return the instructions that a request takes.
+    """Return the thousands of instructions that a request takes.
 
     Raises:
         StackError: The child failed, or this Python lacks the symbols that callgrind looks for.
     """
-    plan = msgspec.structs.replace(plan, turns=1, counts_instructions=True)
+    plan = msgspec.structs.replace(plan, turns=1)
     with tempfile.TemporaryDirectory(prefix="extproc-callgrind-") as name:
         file = Path(name) / "counts"
         found = _run(checkout, plan, [*VALGRIND, f"--callgrind-out-file={file}"])
@@ -55,7 +44,7 @@ def instructions(checkout: Path, plan: Plan) -> Amounts:
         if len(counts) != len(found) or not counts[0]:
             raise StackError("callgrind has not counted: this Python has no symbols?")
     for each, count in zip(found, counts, strict=True):
-        each.amount = count
+        each.amount = count / 1e3
     return net(found, plan.num_requests)
 
 
@@ -65,7 +54,6 @@ def cpu_us(checkout: Path, plan: Plan) -> Amounts:
     Raises:
         StackError: The child failed.
     """
-    plan = msgspec.structs.replace(plan, counts_instructions=False)
     return net(_run(checkout, plan, []), plan.num_requests)
 
 
@@ -98,7 +86,10 @@ def run(checkout: Path, module: str, *arguments: str, before: Sequence[str] = ()
     Raises:
         StackError: It failed.
     """
-    with beside(checkout) as folder:
+    with tempfile.TemporaryDirectory(prefix="extproc-bench-") as folder:
+        # `python -m` finds both packages where it starts.
+        Path(folder, "extproc").symlink_to((checkout / "extproc").resolve())
+        Path(folder, "bench").symlink_to(HERE / "bench")
         done = subprocess.run(
             [*before, sys.executable, "-m", module, *arguments],
             cwd=folder,
@@ -117,15 +108,7 @@ def _environment() -> Mapping[str, str]:
     return {**kept, "PYTHONHASHSEED": "0"}
 
 
-def thousands(found: Amounts) -> Amounts:
-    """Return thousandths."""
-    return {key: None if value is None else value / 1e3 for key, value in found.items()}
-
-
-def least(first: Amounts, second: Amounts) -> Amounts:
-    """Return the lesser of each amount of two runs."""
-    merged: dict[tuple[str, str], Any] = {}
-    for key in first:
-        both = [each[key] for each in (first, second) if each.get(key) is not None]
-        merged[key] = min(both, default=None)  # type: ignore[type-var]
-    return merged
+def least(runs: Sequence[Amounts]) -> Amounts:
+    """Return the least of each amount of some runs."""
+    there = {key: [each[key] for each in runs if each.get(key) is not None] for key in runs[0]}
+    return {key: min(each, default=None) for key, each in there.items()}  # type: ignore[type-var]

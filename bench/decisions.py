@@ -23,15 +23,17 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, cycle
 from pathlib import Path
+from statistics import median
 from time import process_time
 
 import msgspec
 from msgspec.structs import replace
 
 from bench.checkouts import run
-from bench.figures import percentile, render_table
+from bench.figures import render_table
 from bench.peers import Heard
 from extproc.adapters.declared import Declaration
+from extproc.lab.workload.judge import percentile
 from extproc.pods.peerpicks import pick_ids
 from extproc.pods.pool import Pool, PoolSettings
 from extproc.queue import HoldQueue
@@ -196,8 +198,8 @@ def declared_rows(policies: Sequence[str], fleet: Fleet, start_s: float) -> Iter
         for _ in range(_ROUNDS):
             start_s += _POLICY_S
             times = _times(policy, fleet, [Catalog(), *declared], start_s)
-            rounds.append([_us(each, 50) for each in times.choosing])
-        nothing, of_others, of_it = (percentile(each, 50) for each in zip(*rounds, strict=True))
+            rounds.append([_us(each, 0.5) for each in times.choosing])
+        nothing, of_others, of_it = (median(each) for each in zip(*rounds, strict=True))
         ratios = [f"{each:.0f} ({each / nothing:.2f})" for each in (of_others, of_it)]
         yield [f"`{policy}`", f"{nothing:.0f}", *ratios]
 
@@ -214,8 +216,8 @@ def told_rows(size: tuple[int, int]) -> Iterator[list[str]]:
             num_peers=num_peers,
             scrapes_per_decision=scrapes,
         )
-        cells = [f"{_us(times.choosing[0], percent):.1f}" for percent in (50, 99)]
-        cells += [f"{_us(times.told, percent):.1f}" if times.told else "" for percent in (50, 99)]
+        cells = [f"{_us(times.choosing[0], part):.1f}" for part in (0.5, 0.99)]
+        cells += [f"{_us(times.told, part):.1f}" if times.told else "" for part in (0.5, 0.99)]
         yield [f"{size[0]:,} x {size[1]:,}", str(num_peers), *cells]
 
 
@@ -251,9 +253,9 @@ def _end(fleet: Fleet, pick: Pick, now: float) -> float:
     return counted_s
 
 
-def _us(times_s: Sequence[float], percent: float) -> float:
+def _us(times_s: Sequence[float], part: float) -> float:
     """Return a percentile in microseconds; the first fifth does not count."""
-    return 1e6 * percentile(times_s[len(times_s) // 5 :], percent)
+    return 1e6 * percentile(sorted(times_s[len(times_s) // 5 :]), part)
 
 
 Row = list[float]
@@ -271,8 +273,8 @@ def rows(policies: Sequence[str], sizes: Sequence[tuple[int, int]]) -> dict[str,
                 start_s += _POLICY_S
                 times = _times(policy, fleet, [Catalog()], start_s)
                 (choosing,) = times.choosing
-                most = _us(choosing, 50), _us(choosing, 99)
-                rounds.append([*most, _us(times.counting, 50), _us(times.reports, 50)])
+                most = _us(choosing, 0.5), _us(choosing, 0.99)
+                rounds.append([*most, _us(times.counting, 0.5), _us(times.reports, 0.5)])
             least = [min(each) for each in zip(*rounds, strict=True)]
             found[f"{num_pods:,} x {num_adapters:,}, `{policy}`"] = least
     return found

@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The least value that at least `percent` of all do not exceed (nearest rank).
-
-    Raises:
-        ValueError: No values.
-    """
-    if not values:
-        raise ValueError("no values")
-    return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
 
 
 def net_us_per_request(
@@ -59,18 +47,6 @@ def parse_counters(page: str) -> dict[str, float]:
 def total(samples: Mapping[str, float], name: str) -> float:
     """The sum over all label sets of one metric."""
     return sum(v for key, v in samples.items() if key == name or key.startswith(name + "{"))
-
-
-def within_s(
-    before: Mapping[str, float], after: Mapping[str, float], name: str, percent: float
-) -> float | None:
-    """The least bound of a histogram's buckets that so many of what came in between did not
-    exceed; None where nothing came, or a page is missing."""
-    begin = f'{name}_bucket{{le="'
-    bounds = [key for key in after if key.startswith(begin)] if before else []
-    found = {float(key[len(begin) : -2]): after[key] - before.get(key, 0.0) for key in bounds}
-    least = max(found.values(), default=0.0) * percent / 100
-    return min((bound for bound, num in found.items() if num >= least > 0), default=None)
 
 
 def by_label(samples: Mapping[str, float], name: str, label: str) -> dict[str, int]:

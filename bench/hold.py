@@ -20,12 +20,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.crowd import Plan
-from bench.figures import abuse_of, percentile, render_table, total
+from bench.figures import abuse_of, render_table, total
 from bench.load import Burst, chat_body
-from bench.processes import memory, raise_file_limit, require
-from bench.report import describe, keep, parser
+from bench.processes import memory
+from bench.report import keep, measuring, parsed, parser
 from bench.stack import Stack, StackOptions, Variant, running
-from extproc.stack.processes import StackError
+from extproc.lab.workload.judge import percentile
 
 _CONNECTIONS = 100  # of the burst's clients
 _MESSAGE_TIMEOUT_S = 1.0
@@ -88,13 +88,13 @@ def _row(
                 num_held, held_bytes = num_streams, memory(pid).now_bytes
             time.sleep(_SAMPLE_S)
         requests = burst.result()
-        seconds = [each for _, each in requests] or [0.0]
+        seconds = sorted(each for _, each in requests)
         return {
             **{"kind": kind, "num_requests": num_requests},
             "statuses": dict(Counter(status for status, _ in requests)),
             "num_held": num_held,
-            "p50_s": percentile(seconds, 50),
-            "max_s": max(seconds),
+            "p50_s": percentile(seconds, 0.5),
+            "max_s": max(seconds, default=0.0),
             "rss_before_mb": before_bytes / 1e6,
             "held_mb": held_bytes / 1e6,
             "peak_mb": memory(pid).peak_bytes / 1e6,
@@ -157,14 +157,8 @@ def _counts(counts: Mapping[Any, int]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all; the exit status is 1 where a request was not answered."""
     args = _parse(arguments)
-    try:
-        require("h2load")
-        raise_file_limit()
-        machine = describe()
+    with measuring("bench-hold", "h2load") as machine:
         found = rows(args)
-    except StackError as error:
-        print(f"bench-hold: {error}", file=sys.stderr)
-        return 1
     print(_render(found))
     keep("hold", args, machine, {"rows": found})
     return 0 if all(is_good(each) for each in found) else 1
@@ -180,12 +174,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--body-bytes", type=int, default=308)
     add("--connections", type=int, help="to the router (default 1000)")
     add("--seconds", type=float, help="that they stay (default 10)")
-    args = options.parse_args(arguments)
-    args.requests = args.requests or (1000 if args.quick else 10_000)
-    args.hold = args.hold or (3.0 if args.quick else 15.0)
-    args.connections = args.connections or (200 if args.quick else 1000)
-    args.seconds = args.seconds or (3.0 if args.quick else 10.0)
-    return args
+    return parsed(
+        *(options, arguments),
+        usual={"requests": 10_000, "hold": 15.0, "connections": 1000, "seconds": 10.0},
+        quick={"requests": 1000, "hold": 3.0, "connections": 200, "seconds": 3.0},
+    )
 
 
 if __name__ == "__main__":

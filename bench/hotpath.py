@@ -204,7 +204,9 @@ class HotPath:
 
     def exchange(self, data: bytes) -> bytes:
         """Return what the router answers to what one read of its socket brings."""
-        self.connection.receive(data, now=self._loop.now)
+        position = 0
+        while position < len(data):
+            position = self.connection.receive_pass(data, position, now=self._loop.now)
         return self.connection.data_to_send()
 
     def record(self, address: str, report: LoadReport) -> None:

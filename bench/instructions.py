@@ -117,13 +117,9 @@ def _kinds(
     args: argparse.Namespace, plan: Plan, *compared: Path
 ) -> Iterator[tuple[str, list[Amounts]]]:
     if not args.cpu_only and checkouts.has_valgrind():
-        counted = [checkouts.instructions(checkout, plan) for checkout in compared]
-        yield "thousand instructions", [checkouts.thousands(each) for each in counted]
-    least = [checkouts.cpu_us(checkout, plan) for checkout in compared]
-    for _ in range(args.rounds - 1):
-        again = [checkouts.cpu_us(checkout, plan) for checkout in compared]
-        least = [checkouts.least(*pair) for pair in zip(least, again, strict=True)]
-    yield "CPU us", least
+        yield "thousand instructions", [checkouts.instructions(each, plan) for each in compared]
+    rounds = [[checkouts.cpu_us(each, plan) for each in compared] for _ in range(args.rounds)]
+    yield "CPU us", [checkouts.least(each) for each in zip(*rounds, strict=True)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -166,7 +162,7 @@ def _load(args: argparse.Namespace, body_bytes: int) -> dict[str, Any]:
 
 
 def _plan(args: argparse.Namespace, loads: dict[str, Any], measures: Iterable[str]) -> Plan:
-    return Plan(loads, list(measures), args.requests, args.turns, counts_instructions=False)
+    return Plan(loads, list(measures), args.requests, args.turns)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -1,17 +1,17 @@
-"""What some calls of a running router cost, of all that it does: instructions, or CPU time.
+"""What some calls of a running router cost, of all that it does: CPU time and instructions.
 
-`Instructions` needs the process to run under callgrind, which counts while Python is in the C
-function of `sys.call_tracing`, and writes what it has counted when that of `sys.setrecursionlimit`
-is called: nothing else calls these, and they need no extension module.
+Instructions are counted if the process runs under callgrind: while Python is in the C function of
+`sys.call_tracing`. They are written when that of `sys.setrecursionlimit` is called: nothing else
+calls these, and they need no extension module.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from time import process_time_ns
 from typing import Any, Final
@@ -26,15 +26,16 @@ VALGRIND: Final = (
 """The command before the one that is measured; `--callgrind-out-file` is still to be added."""
 
 
-class Meter(ABC):
-    """Measures calls.
+class Meter:
+    """Measures calls: the CPU microseconds of this process, and its instructions under callgrind,
+    which writes them to files (`dumped`).
 
     Attributes:
         num_calls: Measured since the last `take`.
     """
 
     def __init__(self) -> None:
-        self.num_calls = 0
+        self.num_calls = self._ns = 0
         self._is_on = False
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -42,60 +43,19 @@ class Meter(ABC):
         if self._is_on:
             return function(*args, **kwargs)
         self.num_calls += 1
-        self._is_on = True
+        self._is_on, began_ns = True, process_time_ns()
         try:
-            return self._measured(function, args, kwargs)
-        finally:
-            self._is_on = False
-
-    @abstractmethod
-    def _measured(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Any:
-        """Call and measure."""
-
-    def take(self) -> float:
-        """Return what was measured since the last time, and forget it."""
-        self.num_calls = 0
-        return 0.0
-
-
-class CpuTime(Meter):
-    """Microseconds of this process."""
-
-    _ns = 0
-
-    def _measured(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Any:
-        began_ns = process_time_ns()
-        try:
-            return function(*args, **kwargs)
+            return sys.call_tracing(partial(function, *args, **kwargs), ())
         finally:
             self._ns += process_time_ns() - began_ns
+            self._is_on = False
 
     def take(self) -> float:
-        """See `Meter`."""
-        taken_us, self._ns = self._ns / 1e3, 0
-        return taken_us + super().take()
-
-
-class Instructions(Meter):
-    """Instructions of this process under callgrind, which writes them to files: `dumped`."""
-
-    def _measured(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Any:
-        return sys.call_tracing(_apply, (function, args, kwargs))
-
-    def take(self) -> float:
-        """Have callgrind write what was measured, and forget it; returns nothing."""
+        """Return the microseconds since the last time, have callgrind write what it has counted,
+        and forget both."""
         sys.setrecursionlimit(sys.getrecursionlimit())
-        return super().take()
-
-
-def _apply(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    return function(*args, **kwargs)
+        taken_us, self._ns, self.num_calls = self._ns / 1e3, 0, 0
+        return taken_us
 
 
 def dumped(file: Path) -> list[int]:

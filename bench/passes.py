@@ -102,9 +102,6 @@ class Passes:
         self._num_changes += 1
         self._list([*self._cards, ModelCard(f"new-{self._num_changes}", "base", "/new")])
 
-    def _restart(self) -> None:
-        self.router.restart(self._address)
-
     def _report_all(self) -> None:
         for address in self.router.addresses:
             self.router.report(address)
@@ -148,7 +145,11 @@ class Passes:
         yield Pass(
             "- with all at other paths", lambda: self._list(moved), lambda: self._list(listed)
         )
-        yield Pass("a scrape that shows a restart", self._restart, lambda: self._list(listed))
+        yield Pass(
+            "a scrape that shows a restart",
+            lambda: router.restart(self._address),
+            lambda: self._list(listed),
+        )
         yield Pass("a pod leaves", lambda: router.set_endpoints(others), self._leave)
         self._leave()
         self._list(listed)

@@ -6,8 +6,6 @@ import asyncio
 import os
 import resource
 import shutil
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -16,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from extproc.stack.processes import ChildProcess, StackError, bound_to_us
+from extproc.stack.processes import ChildProcess, StackError
 from extproc.stack.stack import find_envoy
 
 _ChildT = TypeVar("_ChildT", bound=ChildProcess)
@@ -34,22 +32,6 @@ def started(child: _ChildT) -> Iterator[_ChildT]:
         yield child
     finally:
         asyncio.run(child.close())
-
-
-@contextmanager
-def busy_loops(num: int, *, cpu: int | None = None) -> Iterator[None]:
-    """So many processes that always want to run, on any core or on this one."""
-    command = [sys.executable, "-c", "while True: pass"]
-    loops = [subprocess.Popen(bound_to_us(command)) for _ in range(num)]
-    try:
-        for each in loops:
-            if cpu is not None:
-                os.sched_setaffinity(each.pid, {cpu})
-        yield
-    finally:
-        for each in loops:
-            each.kill()
-            each.wait()
 
 
 def raise_file_limit() -> None:
@@ -91,15 +73,6 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def waited_s(pid: int) -> float:
-    """Seconds that a process's threads were ready and had no core: others took them.
-
-    Source: the kernel's Documentation/scheduler/sched-stats.rst, /proc/PID/schedstat, field 2.
-    """
-    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(thread.read_text().split()[1]) for thread in threads) / 1e9
-
-
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Resident memory of a process, bytes.
@@ -111,14 +84,6 @@ class Memory:
 
     now_bytes: int
     peak_bytes: int
-
-
-def forget_peak(pid: int) -> None:
-    """Have the peak of a process's memory begin anew.
-
-    Source: proc_pid_clear_refs(5).
-    """
-    Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
 def memory(pid: int) -> Memory:

@@ -11,32 +11,17 @@ from envoy.data.accesslog.v3 import accesslog_pb2
 from envoy.service.accesslog.v3 import als_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf.message import DecodeError
+from hyperframe.frame import DataFrame, Frame, HeadersFrame, RstStreamFrame
 
 RECORDED: Final = Path(__file__).with_name("recorded.http2")
 """Bytes of one connection of Envoy 1.40: written by `bench.record`."""
 PATH: Final = b"/v1/chat/completions"
 BODY_BYTES: Final = 308
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_DATA, _HEADERS, _RST_STREAM = 0, 1, 3
-_END_HEADERS: Final = 4
-_CANCEL: Final = b"\0\0\0\x08"
+_CANCEL: Final = 8
 _FRAME_BYTES: Final = 16_384
 _FIRST_TOKEN_S, _RESPONSE_S = 0.01, 0.2
 """Of a streamed response, from which the router learns; those that were recorded came at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """A frame of HTTP/2."""
-
-    kind: int
-    flags: int
-    stream_id: int
-    payload: bytes
-
-    def __bytes__(self) -> bytes:
-        head = len(self.payload).to_bytes(3, "big") + bytes((self.kind, self.flags))
-        return head + self.stream_id.to_bytes(4, "big") + self.payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +42,10 @@ def frames_of(data: bytes) -> list[Frame]:
     """Return the whole frames of some bytes."""
     found = []
     while len(data) >= 9:
-        end = 9 + int.from_bytes(data[:3], "big")
-        stream_id = int.from_bytes(data[5:9], "big")
-        found.append(Frame(data[3], data[4], stream_id, data[9:end]))
-        data = data[end:]
+        frame, num_bytes = Frame.parse_frame_header(memoryview(data)[:9])
+        frame.parse_body(memoryview(data)[9 : 9 + num_bytes])
+        found.append(frame)
+        data = data[9 + num_bytes :]
     return found
 
 
@@ -77,13 +62,13 @@ def messages_of(data: bytes) -> list[bytes]:
 def shortened(data: bytes) -> bytes:
     """Leave out the first message of an access log: 60 KB about the extensions that Envoy has."""
     frames = frames_of(data.removeprefix(_PREFACE))
-    long = {frame.stream_id for frame in frames if len(frame.payload) == _FRAME_BYTES}
+    long = {frame.stream_id for frame in frames if frame.body_len == _FRAME_BYTES}
     kept, is_whole = [], dict.fromkeys(long, False)
     for frame in frames:
-        if frame.kind != _DATA or is_whole.get(frame.stream_id, True):
-            kept.append(bytes(frame))
+        if not isinstance(frame, DataFrame) or is_whole.get(frame.stream_id, True):
+            kept.append(frame.serialize())
         else:
-            is_whole[frame.stream_id] = len(frame.payload) < _FRAME_BYTES
+            is_whole[frame.stream_id] = frame.body_len < _FRAME_BYTES
     return _PREFACE + b"".join(kept)
 
 
@@ -98,17 +83,19 @@ class Recording:
         frames = frames_of(data.removeprefix(_PREFACE))
         streams: dict[int, bytes] = {}
         for frame in frames:
-            if frame.kind == _DATA:
-                streams[frame.stream_id] = streams.get(frame.stream_id, b"") + frame.payload
+            if isinstance(frame, DataFrame):
+                streams[frame.stream_id] = streams.get(frame.stream_id, b"") + frame.data
         self._last_id = max(frame.stream_id for frame in frames)
         self._log_id, log = next(_logs(streams))
-        first = [f for f in frames if f.stream_id in (0, self._log_id) and f.kind != _DATA]
-        self.first = _PREFACE + b"".join(map(bytes, first))
+        others = (f for f in frames if not isinstance(f, DataFrame))
+        first = [f.serialize() for f in others if f.stream_id in (0, self._log_id)]
+        self.first = _PREFACE + b"".join(first)
         requests = {each: messages_of(data) for each, data in streams.items()}
         del requests[self._log_id]
         last = max(requests)
-        (block,) = [f for f in frames if f.kind == _HEADERS and f.stream_id == last]
-        self._block = block.payload
+        (self._block,) = [
+            f.data for f in frames if isinstance(f, HeadersFrame) and f.stream_id == last
+        ]
         self._headers, body = requests[last]
         self._body = pb.ProcessingRequest.FromString(body)
         self._entry = log.http_logs.log_entry[0]
@@ -122,7 +109,7 @@ class Recording:
         self._last_id += 2
         request_id = f"{number:08x}-5608-4e8f-a66e-84cd84099cd9"
         headers = self._headers.replace(self._request_id, request_id.encode())
-        opened = bytes(Frame(_HEADERS, _END_HEADERS, self._last_id, self._block))
+        opened = HeadersFrame(self._last_id, self._block, flags=["END_HEADERS"]).serialize()
         self._body.request_body.body = body
         sent = _data(self._last_id, self._body.SerializeToString())
         reads = [sent[at : at + (1 << 16)] for at in range(0, len(sent), 1 << 16)]
@@ -130,7 +117,7 @@ class Recording:
 
     def reset(self, stream_id: int) -> bytes:
         """Return the bytes with which Envoy ends an answered stream."""
-        return bytes(Frame(_RST_STREAM, 0, stream_id, _CANCEL))
+        return RstStreamFrame(stream_id, _CANCEL).serialize()
 
     def log(self, ended: Iterable[Ended], *, now_wall_s: float) -> bytes:
         """Return the bytes of one access log message about requests that have ended now."""
@@ -176,16 +163,16 @@ def _data(stream_id: int, message: bytes) -> bytes:
     pieces: Sequence[bytes] = [
         sent[at : at + _FRAME_BYTES] for at in range(0, len(sent), _FRAME_BYTES)
     ]
-    return b"".join(bytes(Frame(_DATA, 0, stream_id, piece)) for piece in pieces)
+    return b"".join(DataFrame(stream_id, piece).serialize() for piece in pieces)
 
 
 def answered(data: bytes) -> dict[int, tuple[str, str]]:
     """Return the pick id and the endpoint of each stream that some bytes of the router answer."""
     found = {}
     for frame in frames_of(data):
-        if frame.kind != _DATA:
+        if not isinstance(frame, DataFrame):
             continue
-        for message in messages_of(frame.payload):
+        for message in messages_of(frame.data):
             response = pb.ProcessingResponse.FromString(message)
             if response.HasField("request_body"):
                 spaces = response.dynamic_metadata.fields

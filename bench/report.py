@@ -11,11 +11,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from bench.figures import minus, ratio, render_table
+from bench.processes import raise_file_limit, require
+from extproc.stack.processes import StackError
 from extproc.stack.stack import find_envoy
 
 Figures = Mapping[str, float | None]
@@ -111,6 +114,35 @@ def parser(name: str, description: str | None) -> argparse.ArgumentParser:
     return made
 
 
+def parsed(
+    options: argparse.ArgumentParser,
+    arguments: Sequence[str] | None,
+    *,
+    usual: Mapping[str, Any],
+    quick: Mapping[str, Any],
+) -> argparse.Namespace:
+    """Parse a command line; what it leaves out is as usual, or as in a quick look."""
+    is_quick = options.parse_known_args(arguments)[0].quick
+    options.set_defaults(**(quick if is_quick else usual))
+    return options.parse_args(arguments)
+
+
+@contextmanager
+def measuring(name: str, *tools: str) -> Iterator[dict[str, Any]]:
+    """Measure on a machine that has Envoy and these load generators: which machine it is.
+
+    Raises:
+        SystemExit: Something is missing, did not start or failed, and that is said.
+    """
+    try:
+        require(*tools)
+        raise_file_limit()
+        yield describe()
+    except StackError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        raise SystemExit(1) from error
+
+
 def keep(kind: str, args: argparse.Namespace, machine: dict[str, Any], results: Any) -> None:
     """Write a result and how it was asked for, to `--out` or where results go, and say where.
 
@@ -123,14 +155,11 @@ def keep(kind: str, args: argparse.Namespace, machine: dict[str, Any], results: 
     path = Path(args.out or folder / (f"{kind}-{name}" if kind else name))
     called = {key: value for key, value in vars(args).items() if key not in ("out", "other")}
     document = {"machine": machine, "options": called, **results}
-    rounded = json.loads(json.dumps(document, default=str), parse_float=_rounded)
+    text = json.dumps(document, default=str)
+    rounded = json.loads(text, parse_float=lambda number: float(f"{float(number):.4g}"))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(rounded, indent=1) + "\n")
     print(f"\n{path}", file=sys.stderr)
-
-
-def _rounded(text: str) -> float:
-    return float(f"{float(text):.4g}")
 
 
 def describe() -> dict[str, Any]:

@@ -13,16 +13,16 @@ from collections.abc import Mapping
 
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
+from bench.holdpolicy import Hold
 from bench.hotpath import DrivenLoop
 from extproc.config.configfile import parse_config
 from extproc.config.liveconfig import LiveConfig
 from extproc.lab.fakepod.formats import model_list
 from extproc.pods.completion import DecisionRecord
-from extproc.routing.policies import LeastPending
 from extproc.service.adminport import make_feed
 from extproc.service.clocks import Clocks
 from extproc.service.parts import Parts
-from extproc.types import Choice, Endpoint, LoadReport, Pick, RequestInfo, Snapshot, Wait
+from extproc.types import Endpoint, LoadReport, Pick, RequestInfo
 from extproc.wire.rpc import Call, Code, Session
 
 _CONFIG = """
@@ -36,21 +36,6 @@ _HOLD_S = 3600.0
 _TENANT = "x-gateway-inference-fairness-id"
 BUFFERED, FULL_DUPLEX = 2, 4
 """Body modes of Envoy's filter."""
-
-
-class HoldTenants:
-    """A policy that holds the requests of all who name a tenant."""
-
-    def __init__(self) -> None:
-        self._then = LeastPending()
-
-    def choose(
-        self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
-    ) -> Choice | Wait:
-        """Wait, or choose."""
-        if request.claim.tenant:
-            return Wait(until_s=request.arrived_at_s + _HOLD_S, reason="hold")
-        return self._then.choose(snapshot, request, rng=rng)
 
 
 class Sink(Call):
@@ -90,7 +75,7 @@ class BenchedRouter:
         self._started_wall_s = dict.fromkeys(self.addresses, 1e9)
         config = parse_config(_CONFIG)
         clocks = Clocks(lambda: loop.now, lambda: 1e9 + loop.now, self.rng)
-        self.parts = parts = Parts(config, HoldTenants(), None, clocks=clocks)
+        self.parts = parts = Parts(config, Hold(_HOLD_S, only_tenants=True), None, clocks=clocks)
         live = LiveConfig(config, None, "", parse=parse_config, configure=parts.configure)
         parts.add_metrics(lambda: not parts.why_not_ready())
         live.add_metrics(parts.telemetry)

@@ -18,8 +18,8 @@ from typing import Any
 from bench.crowd import Plan
 from bench.figures import medians, net_us_per_request, total
 from bench.load import Wrk
-from bench.processes import busy_loops, cpu_s, memory, raise_file_limit, require
-from bench.report import describe, keep, parser, ratios, render
+from bench.processes import cpu_s, memory
+from bench.report import keep, measuring, parsed, parser, ratios, render
 from bench.stack import Stack, StackOptions, Variant, running
 from extproc.stack.processes import ChildProcess, StackError
 from extproc.stack.stack import ServeProcess
@@ -93,17 +93,14 @@ COLUMNS = {
 
 
 def measure_column(
-    options: StackOptions, cells: Sequence[Cell], cell_s: float, *, num_beside: int = 0
+    options: StackOptions, cells: Sequence[Cell], cell_s: float
 ) -> dict[str, float | None]:
     """Start one column and run every cell for so long: figures by name, `cell/figure`.
-
-    Args:
-        num_beside: Processes that want to run all the time meanwhile.
 
     Raises:
         StackError: Something did not start, or requests failed.
     """
-    with running(options) as stack, busy_loops(num_beside):
+    with running(options) as stack:
         time.sleep(_SETTLE_S)
         quiet = _at_rest(stack)
         stack.make_busy()
@@ -194,21 +191,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cells = [cell for cell in CELLS if cell.name in args.cells]
     columns = COLUMNS | _under(args.pythons)
     rounds: list[dict[str, dict[str, float | None]]] = []
-    try:
-        require("wrk")
-        raise_file_limit()
-        machine = describe()
+    with measuring("bench", "wrk") as machine:
         for number in range(args.rounds):
             rounds.append({})
             for column in args.columns:
                 print(f"round {number + 1} of {args.rounds}: {column}", file=sys.stderr)
                 options = _options(columns[column], args)
-                rounds[-1][column] = measure_column(
-                    options, cells, args.seconds, num_beside=args.beside
-                )
-    except StackError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
+                rounds[-1][column] = measure_column(options, cells, args.seconds)
     found = {name: medians(each[name] for each in rounds) for name in args.columns}
     print(render(machine, args.cells, found))
     keep("", args, machine, {"medians": found, "rounds": rounds, "ratios": ratios(found)})
@@ -244,10 +233,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--pods", type=int, default=16, help="(default 16)")
     add("--adapters", type=int, default=64, help="on each pod (default 64)")
     add("--pod-ms", type=float, default=5.0, help="from a request to its answer (default 5)")
-    add("--beside", type=int, default=0, metavar="N", help="busy loops meanwhile: a busy machine")
     add("--other", type=Path, metavar="CHECKOUT", help="another one's router, measured beside ours")
     add("--pythons", nargs="+", default=[], metavar="PYTHON", help="least_harm under these, too")
-    args = options.parse_args(arguments)
+    args = parsed(options, arguments, usual={"rounds": 3}, quick={"rounds": 1})
     if args.columns is None:
         args.columns = [name for name in COLUMNS if not name.startswith("other")]
     if args.other is not None and Variant.OTHER not in [COLUMNS[c].variant for c in args.columns]:
@@ -255,7 +243,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     args.columns += _under(args.pythons)
     args.cells = args.cells or (AIMS_CELLS if args.aims else USUAL_CELLS)
     args.seconds = args.seconds or (2.0 if args.quick else 4.0 if args.aims else 6.0)
-    args.rounds = args.rounds or (1 if args.quick else 3)
     return args
 
 

@@ -18,8 +18,7 @@ from pathlib import Path
 
 from bench.crowd import Plan
 from bench.figures import medians, minus, render_table
-from bench.processes import raise_file_limit, require
-from bench.report import describe, keep, parser
+from bench.report import keep, measuring, parsed, parser
 from bench.run import KEEPS_UP, ROUTER, SMALL_BYTES, Cell, measure_column
 from bench.stack import StackOptions, Variant
 from extproc.stack.processes import StackError
@@ -106,17 +105,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = _parse(arguments)
     checkouts = {"": None} if args.other is None else {"": None, " other": args.other}
     rounds: dict[str, list[dict[Case, Figures]]] = {who: [] for who in checkouts}
-    try:
-        require("wrk")
-        raise_file_limit()
-        machine = describe()
+    with measuring("bench-scale", "wrk") as machine:
         for number in range(args.rounds):
             for who, other in checkouts.items():
                 print(f"round {number + 1} of {args.rounds}{who}", file=sys.stderr)
                 rounds[who].append(_round(args, other))
-    except StackError as error:
-        print(f"bench-scale: {error}", file=sys.stderr)
-        return 1
     rows, kept = [], {}
     for who, some in rounds.items():
         found = {case: medians(each[case] for each in some) for case in some[0]}
@@ -147,12 +140,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--seconds", type=float, help="of load in each case (default 10)")
     add("--rounds", type=int, help="(default 3)")
     add("--other", type=Path, metavar="CHECKOUT", help="its routers too, in each round")
-    args = options.parse_args(arguments)
-    args.pods = args.pods or (PODS[:2] if args.quick else PODS)
-    args.routers = args.routers or ((1, 10) if args.quick else ROUTERS)
-    args.seconds = args.seconds or (2.0 if args.quick else 10.0)
-    args.rounds = args.rounds or (1 if args.quick else 3)
-    return args
+    return parsed(
+        *(options, arguments),
+        usual={"pods": PODS, "routers": ROUTERS, "seconds": 10.0, "rounds": 3},
+        quick={"pods": PODS[:2], "routers": (1, 10), "seconds": 2.0, "rounds": 1},
+    )
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from typing import Any
 from bench.crowd import Plan
 from bench.figures import abuse_of, by_label, total
 from bench.load import Wrk
-from bench.processes import memory, raise_file_limit, require, started
-from bench.report import describe, keep, parser
+from bench.processes import memory, started
+from bench.report import keep, measuring, parsed, parser
 from bench.stack import Stack, StackOptions, Variant, running
 from extproc.stack.processes import StackError
 from tests.e2e.fuzz.attack import Plan as AttackPlan
@@ -126,16 +126,12 @@ def _sample(stack: Stack, at_s: float) -> Sample:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it; the exit status is 1 where something did not add up."""
     args = _parse(arguments)
-    try:
-        require("wrk")
-        raise_file_limit()
-        machine = describe()
-        with running(StackOptions(Variant.WIRE, _PODS)) as stack:
-            time.sleep(_SETTLE_S)
-            result = soak(stack, args)
-    except StackError as error:
-        print(f"soak: {error}", file=sys.stderr)
-        return 1
+    with (
+        measuring("soak", "wrk") as machine,
+        running(StackOptions(Variant.WIRE, _PODS)) as stack,
+    ):
+        time.sleep(_SETTLE_S)
+        result = soak(stack, args)
     print(json.dumps({**result, "samples": len(result["samples"])}, indent=1))
     keep("soak", args, machine, result)
     return 1 if result["faults"] else 0
@@ -147,10 +143,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--seconds", type=float, help="(default 1800)")
     add("--rate", type=float, default=2000.0, help="requests a second, cut ones too")
     add("--interval", type=float, help="seconds between samples (default 10)")
-    args = options.parse_args(arguments)
-    args.seconds = args.seconds or (10.0 if args.quick else 1800.0)
-    args.interval = args.interval or (1.0 if args.quick else 10.0)
-    return args
+    return parsed(
+        *(options, arguments),
+        usual={"seconds": 1800.0, "interval": 10.0},
+        quick={"seconds": 10.0, "interval": 1.0},
+    )
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from bench.hotpath import DrivenLoop, HotPath, Load
-from bench.meters import CpuTime, Instructions, Meter, Proxy, Watch, holder
+from bench.meters import Meter, Proxy, Watch, holder
 
 _WARM_UP: Final = 320
 """Requests at least, so that each adapter has been asked for."""
@@ -32,14 +32,12 @@ class Plan(msgspec.Struct):
         measures: Names in `MEASURES`.
         num_requests: In each turn.
         turns: Of which the least counts; under callgrind one is enough.
-        counts_instructions: Whether the process runs under callgrind.
     """
 
     loads: dict[str, dict[str, Any]]
     measures: list[str]
     num_requests: int
     turns: int
-    counts_instructions: bool
 
 
 class Measured(msgspec.Struct):
@@ -48,7 +46,7 @@ class Measured(msgspec.Struct):
     Attributes:
         load: Its name.
         is_there: Whether this checkout has what it measures.
-        amount: Microseconds; nothing under callgrind, which has written it.
+        amount: CPU microseconds; callgrind writes instructions, if the process runs under it.
         num_calls: Measured calls.
     """
 
@@ -185,7 +183,7 @@ def measured(plan: Plan) -> Iterator[Measured]:
     """Yield what was measured, in the order in which callgrind writes it."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, DrivenLoop)
-    meter: Meter = Instructions() if plan.counts_instructions else CpuTime()
+    meter = Meter()
     paths = {name: HotPath(Load(**load), loop) for name, load in plan.loads.items()}
     for path in paths.values():
         path.open()

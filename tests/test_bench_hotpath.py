@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from envoy.service.accesslog.v3 import als_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from hyperframe.frame import DataFrame
 from prometheus_client import generate_latest
 
 from bench import checkouts, instructions
 from bench.hotpath import DrivenLoop, HotPath, Load
-from bench.meters import CpuTime, Proxy, Watch, dumped
+from bench.meters import Meter, Proxy, Watch, dumped
 from bench.recording import RECORDED, Ended, Recording, frames_of, messages_of
 from bench.stages import EACH, EMPTY, MEASURES, STUBS, Measured, Plan, measured, put_aside
 from extproc.stack.processes import StackError
@@ -34,7 +35,7 @@ def in_driven_loop(steps: Callable[[DrivenLoop], Any]) -> Any:
 
 
 def data_of(sent: bytes) -> bytes:
-    return b"".join(frame.payload for frame in frames_of(sent) if frame.kind == 0)
+    return b"".join(frame.data for frame in frames_of(sent) if isinstance(frame, DataFrame))
 
 
 def test_a_request_of_the_recording_has_the_id_and_the_body_that_it_is_given() -> None:
@@ -97,7 +98,7 @@ def test_each_request_that_is_driven_is_picked_for_and_ends_by_its_log_entry(
 
 
 def test_every_measure_finds_what_it_measures_in_this_router() -> None:
-    plan = Plan({"a": {"num_pods": 2, "num_adapters": 2}}, list(MEASURES), 8, 1, False)
+    plan = Plan({"a": {"num_pods": 2, "num_adapters": 2}}, list(MEASURES), 8, 1)
 
     first, *found = in_driven_loop(lambda _loop: list(measured(plan)))
 
@@ -116,7 +117,7 @@ def test_this_router_has_all_that_is_put_aside_for_its_price(name: str) -> None:
             replaced.append(name)
 
     def drive(loop: DrivenLoop) -> None:
-        put_aside(Spy(CpuTime(), ""), HotPath(Load(num_pods=2, num_adapters=2), loop).parts, name)
+        put_aside(Spy(Meter(), ""), HotPath(Load(num_pods=2, num_adapters=2), loop).parts, name)
 
     in_driven_loop(drive)
 
@@ -143,7 +144,7 @@ class Slotted:
 
 
 def test_a_call_within_a_measured_call_is_not_measured_again() -> None:
-    meter, one = CpuTime(), Slotted(3)
+    meter, one = Meter(), Slotted(3)
     with Watch(meter, "wanted") as watch:
         assert watch.function(one, "twice")
         assert watch.function(one, "once")
@@ -152,7 +153,7 @@ def test_a_call_within_a_measured_call_is_not_measured_again() -> None:
 
 
 def test_only_the_wanted_step_is_measured_and_all_is_as_before_afterwards() -> None:
-    meter, frozen = CpuTime(), Frozen(2)
+    meter, frozen = Meter(), Frozen(2)
     before = vars(Frozen)["double"]
     with Watch(meter, "wanted") as watch:
         assert watch.function(frozen, "double")
@@ -168,7 +169,7 @@ def test_only_the_wanted_step_is_measured_and_all_is_as_before_afterwards() -> N
 
 
 def test_what_others_call_of_a_stand_in_is_measured() -> None:
-    meter = CpuTime()
+    meter = Meter()
     with Watch(meter, "wanted") as watch:
         stand_in = Proxy(watch, Slotted(1))
         assert watch.timed("wanted", lambda: stand_in.once() + stand_in.value) == 2

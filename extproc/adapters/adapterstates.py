@@ -6,7 +6,6 @@ adapter if it lists the served name with our path as its root.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import StrEnum
 
 from msgspec import Struct
@@ -179,15 +178,3 @@ class AdapterStatus(Struct, frozen=True):
     def is_refused(self) -> bool:
         """No pod can load it, for a reason that will not pass by itself."""
         return self.state is AdapterState.FAILED and self.reason not in PASSING
-
-
-class Counts(Struct, frozen=True):
-    """How many there are.
-
-    Attributes:
-        by_state: Declared adapters.
-        failures: Adapters by address and reason.
-    """
-
-    by_state: Mapping[AdapterState, int]
-    failures: Mapping[tuple[str, Failure], int]

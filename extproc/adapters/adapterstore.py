@@ -10,7 +10,7 @@ from pathlib import Path
 from aiohttp import web
 from msgspec import Struct
 
-from extproc.adapters.changes import WhyNot
+from extproc.adapters.changes import Changes, WhyNot
 from extproc.adapters.declared import Declaration
 from extproc.adapters.registration import Registration, Status, Wait
 from extproc.adapters.scope import TokenFacts
@@ -59,6 +59,9 @@ class StoreRunner:
         why_not: Returns why a name that is declared there would not count.
         known: Decides what holders of limited tokens may declare.
         clock: Monotonic seconds.
+
+    Attributes:
+        add_registration: Adds the paths by which adapters are declared; None where nobody may.
     """
 
     def __init__(
@@ -77,9 +80,10 @@ class StoreRunner:
     ) -> None:
         self._holder, self._lease_s, self._on_stored = holder, lease_s, on_stored
         self._clock = clock
-        self._read_at_s, self._is_failing = clock(), False
+        self._read_at_s = clock()
         self._has_lease, self._until_s = False, 0.0
-        self._store = self._registration = None
+        self._store = self._changes = None
+        self.add_registration: Callable[[web.Application], None] | None = None
         if medium is None:
             return
         self._store = Store(
@@ -96,16 +100,21 @@ class StoreRunner:
                 clock=clock,
                 on_failure=lambda message: log.warning("adapters.registration: %s", message),
             )
-            self._registration = Registration(
+            self._changes = Changes(
                 self._store,
                 tokens,
-                status=status,
-                wait_until_ready=wait_until_ready,
-                why_not=why_not,
-                known=known,
-                ready_s=registration.ready_s,
+                why_not,
+                known,
                 on_change=lambda message: log.info("adapters.registration: %s", message),
             )
+            self.add_registration = Registration(
+                self._store,
+                tokens,
+                self._changes,
+                status=status,
+                wait_until_ready=wait_until_ready,
+                ready_s=registration.ready_s,
+            ).add_to
 
     def sources(self) -> list[SourceStatus]:
         """Return how the store is, if there is one."""
@@ -115,7 +124,7 @@ class StoreRunner:
         age_s, problems = self._clock() - self._read_at_s, sorted(store.problems.values())
         problem = store.failure or "; ".join(problems[:MAX_TOLD])
         name = "adapters.store"
-        full = "" if self._registration is None else self._registration.full
+        full = "" if self._changes is None else self._changes.full
         return [SourceStatus(name, True, store.is_known, store.is_complete, age_s, problem, full)]
 
     def leads(self) -> bool:
@@ -125,21 +134,17 @@ class StoreRunner:
         """
         return self._store is None or (self._has_lease and self._clock() < self._until_s)
 
-    @property
-    def add_registration(self) -> Callable[[web.Application], None] | None:
-        """Adds the paths by which adapters are declared; None where nobody may."""
-        return None if self._registration is None else self._registration.add_to
-
     async def run(self) -> None:
         """Follow the store until cancelled."""
-        if self._store is None:
+        store = self._store
+        if store is None:
             return
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._store.run())
-                tasks.create_task(self._lead())
+                tasks.create_task(store.run())
+                tasks.create_task(self._lead(store))
         finally:
-            await self._leave()
+            await self._leave(store)
 
     async def forget(self, names: Iterable[str]) -> None:
         """Forget adapters that were deleted, and that no pod has any more."""
@@ -151,18 +156,17 @@ class StoreRunner:
             except ExtprocError as error:  # it stays, and is reported again after the next start
                 log.warning("adapters.store: %s could not be removed: %s", name, error)
 
-    async def _lead(self) -> None:
+    async def _lead(self, store: Store) -> None:
         """Take the lease and renew it; without it another router loads.
 
         While the store cannot say who has it, all routers that loaded go on, and one that starts
         begins. Two at once do no harm. Without any, pods that restart would lack their adapters.
         """
-        assert self._store is not None
         is_known = False
         while True:
             asked_s = self._clock()
             try:
-                has_it = await self._store.lease(self._holder, ttl_s=self._lease_s)
+                has_it = await store.lease(self._holder, ttl_s=self._lease_s)
                 is_known = True
             except ExtprocError as error:
                 log.warning("adapters.store: no lease: %s", error)
@@ -172,29 +176,23 @@ class StoreRunner:
             self._has_lease, self._until_s = has_it, asked_s + self._lease_s
             await asyncio.sleep(self._lease_s / RENEWALS)
 
-    async def _leave(self) -> None:
-        assert self._store is not None
+    async def _leave(self, store: Store) -> None:
         try:
             if self._has_lease:
-                await self._store.release(self._holder)
+                await store.release(self._holder)
         except ExtprocError as error:
             log.warning(
                 "adapters.store: the lease could not be released and will expire: %s", error
             )
         finally:
-            await self._store.aclose()
+            await store.aclose()
 
     def _on_read(self) -> None:
-        now = self._clock()
-        assert self._store is not None
-        if self._is_failing:
-            log.info("adapters.store: read again after %.0f s", now - self._read_at_s)
-        self._read_at_s, self._is_failing = now, False
+        self._read_at_s = self._clock()
 
     def _on_failure(self, message: str) -> None:
         store = self._store
         assert store is not None
-        self._is_failing = self._is_failing or bool(store.failure)
         what = "the last contents stay in force" if store.is_known else "nothing has been read yet"
         log.warning("adapters.store: %s: %s", message, what)
 

@@ -29,9 +29,10 @@ class Changes:
     Args:
         declarations: Where adapters are declared.
         tokens: The tokens.
-        why_not: As for `Registration`.
-        known: Likewise.
-        on_change: Likewise.
+        why_not: Returns why a declaration would not count, for people; "" if it would. Raises
+            DeclarationError for one that nobody may declare here.
+        known: Decides what limited tokens may declare.
+        on_change: Called with a line about each change, and each that a token does not permit.
     """
 
     def __init__(
@@ -164,9 +165,9 @@ class Changes:
     def _tell_put(
         self, request: web.Request, token: Token, declaration: Declaration, put: Put
     ) -> None:
-        if put.change.value != "none":
+        if put.change != "none":
             content = shortened(encode(declaration).decode(), MAX_TOLD_CHARS)
-            self._tell(request, token, f"{put.change.value} {declaration.name}: {content}")
+            self._tell(request, token, f"{put.change} {declaration.name}: {content}")
 
     def _tell(self, request: web.Request, token: Token, what: str) -> None:
         address = request.remote or "an unknown address"

@@ -28,8 +28,6 @@ from extproc.reports.engines import EngineMetrics
 from extproc.reports.podclient import PodClient
 from extproc.reports.podhttp import FAILURES, ResponseError, describe, describe_status
 
-LOAD_TIMEOUT_S: Final = 60.0
-UNLOAD_TIMEOUT_S: Final = 10.0
 MAX_BODY_BYTES: Final = 1024 * 1024
 """Of a response: SGLang's lists every adapter that it has."""
 MAX_VALUES: Final = 50_000
@@ -89,7 +87,7 @@ async def load(
     *,
     name: str,
     path: str,
-    timeout_s: float = LOAD_TIMEOUT_S,
+    timeout_s: float,
 ) -> Result:
     """Load an adapter on the pod at `url` (no trailing slash).
 
@@ -115,7 +113,7 @@ async def unload(
     profile: EngineMetrics,
     *,
     name: str,
-    timeout_s: float = UNLOAD_TIMEOUT_S,
+    timeout_s: float,
 ) -> Result:
     """Unload an adapter on the pod at `url` (no trailing slash); no failure if it has none."""
 
@@ -131,7 +129,7 @@ async def unload(
 
 
 async def likeliest(
-    client: PodClient, url: str, model: str, *, timeout_s: float = LOAD_TIMEOUT_S
+    client: PodClient, url: str, model: str, *, timeout_s: float
 ) -> effect.Logprobs | None:
     """Return what a model of the pod at `url` answers to `effect.question`, by the name that the
     engine reads; None where it gives no answer to compare.

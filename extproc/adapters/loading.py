@@ -30,12 +30,6 @@ REST_RATIO = 9
 """The rest after a look, over what it took: however much is new, a tenth of a core at most."""
 
 OnTicked = Callable[[Sequence[str]], Awaitable[None]]
-
-
-async def _nothing(_forgotten: Sequence[str]) -> None:
-    """Nobody remembers what was deleted."""
-
-
 _NO_STATES = {str(state): 0 for state in AdapterState if state is not AdapterState.UNKNOWN}
 
 
@@ -111,8 +105,8 @@ class Adapters(Generic[OfferT]):
         access: Of our own requests to pods.
         poke: Has a pod's models listed soon.
         clock: Monotonic seconds.
-        is_leading: Whether this router may make all calls; else what its own requests need.
         on_ticked: Told of deleted adapters that no pod has any more, after each look.
+        is_leading: Whether this router may make all calls; else what its own requests need.
 
     Attributes:
         loads: Whether it makes them all, as no other router does.
@@ -130,8 +124,8 @@ class Adapters(Generic[OfferT]):
         access: PodAccess,
         poke: Callable[[str], None],
         clock: Callable[[], float],
+        on_ticked: OnTicked,
         is_leading: Callable[[], bool] = lambda: True,
-        on_ticked: OnTicked = _nothing,
     ) -> None:
         self.planner, self._pool = planner, pool
         self._requests, self._peers = requests, peers
@@ -229,18 +223,18 @@ class Adapters(Generic[OfferT]):
 
     def add_metrics(self, meters: Meters) -> None:
         """Register how many adapters are how, and what was done."""
-        counts = self.planner.counts
+        planner = self.planner
         meters.add_gauges(
             "adapters",
             "Declared adapters, by state: ready, loading, cold or failed.",
             "state",
-            lambda: {**_NO_STATES, **{str(at): num for at, num in counts().by_state.items()}},
+            lambda: {**_NO_STATES, **{str(at): num for at, num in planner.num_by_state.items()}},
         )
         meters.add_gauges(
             "adapter_failures",
             "Adapters that could not be loaded on a pod or unloaded there. The router tries again.",
             ("endpoint", "reason"),
-            lambda: {(at, str(why)): num for (at, why), num in counts().failures.items()},
+            lambda: {(at, str(why)): num for (at, why), num in planner.failures().items()},
         )
         meters.add_counters(
             "adapter_calls",
@@ -260,7 +254,7 @@ class Adapters(Generic[OfferT]):
                 self._wake.clear()
                 self._requests.show(now=self._clock())
                 try:
-                    if self._requests.num_declared or self.planner.deleting():
+                    if self._requests.num_declared or self.planner.deleted:
                         forgotten = await self._tick(tasks, is_new=is_new)
                         await self._on_ticked(forgotten)
                 except Exception:  # ours: requests go on with what pods have

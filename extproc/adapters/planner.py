@@ -16,7 +16,6 @@ from extproc.adapters.adapterstates import (
     AdapterState,
     AdapterStatus,
     CallKind,
-    Counts,
     Failure,
     Result,
     VersionState,
@@ -142,10 +141,6 @@ class Planner(Book):
             self._proven[served] = found
         return found
 
-    def is_awaited(self, name: str) -> bool:
-        """Return whether requests waited for an adapter, as of the last `tick`."""
-        return name in self.held
-
     def state(self, name: str) -> AdapterState:
         """Return how an adapter is, as of the last `tick`."""
         kept = self.kept.get(name)
@@ -163,22 +158,13 @@ class Planner(Book):
         coming = self.fleet.coming()
         return [status_of(self, each, coming, now=self._now) for each in self.kept.values()]
 
-    def deleting(self) -> list[str]:
-        """Return the names that are declared no longer, and that pods may have."""
-        return list(self.deleted)
-
     def unloading(self) -> list[tuple[str, str]]:
         """Return what is being unloaded now: address and served name."""
         pods = self.fleet.pods.items()
         return [(address, pod.leaving) for address, pod in pods if pod.leaving]
 
-    @property
-    def has_deleted(self) -> bool:
-        """Whether pods may have what is declared no longer."""
-        return bool(self.deleted)
-
-    def counts(self) -> Counts:
-        """Return how many there are."""
+    def failures(self) -> Mapping[tuple[str, Failure], int]:
+        """Return how many adapters failed, by address and reason."""
         failures, pods = self.fleet.attempts.counts(), self.fleet.pods
         if any(pod.state.why_no_load for pod in pods.values()):
             for name in self.open:
@@ -188,7 +174,7 @@ class Planner(Book):
             owners = [self.by_served.get(served) for served in pod.without_effect()]
             num = sum(name is not None and address in self.kept[name].holders for name in owners)
             failures += Counter({(address, Failure.NO_EFFECT): num})
-        return Counts(+self.num_by_state, failures)
+        return failures
 
 
 def status_of(book: Book, kept: Kept, coming: Container[str], *, now: float) -> AdapterStatus:

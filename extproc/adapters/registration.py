@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 from msgspec import Struct
 
-from extproc.adapters.changes import Changes, WhyNot
+from extproc.adapters.changes import Changes
 from extproc.adapters.declared import Declaration
 from extproc.adapters.registrationhttp import (
     MAX_LIST,
@@ -43,7 +43,6 @@ from extproc.adapters.registrationhttp import (
     unknown,
     wait_in,
 )
-from extproc.adapters.scope import TokenFacts
 from extproc.adapters.stores.content import (
     ConflictError,
     Put,
@@ -82,38 +81,28 @@ class Registration:
     Args:
         declarations: Where adapters are declared.
         tokens: The tokens that may do so.
+        changes: Makes what they change.
         status: Returns what the pods have of an adapter by its name, as plain values.
         wait_until_ready: Returns whether enough pods list an adapter, within so many seconds.
-        why_not: Returns why a declaration would not count, for people; "" if it would. Raises
-            DeclarationError for one that nobody may declare here.
-        known: Decides what limited tokens may declare.
         ready_s: How long vLLM's path waits for that.
-        on_change: Called with a line about each change, and each that a token does not permit.
     """
 
     def __init__(
         self,
         declarations: Store,
         tokens: Tokens,
+        changes: Changes,
         *,
         status: Status,
         wait_until_ready: Wait,
-        why_not: WhyNot,
-        known: TokenFacts,
         ready_s: float,
-        on_change: Callable[[str], None],
     ) -> None:
         self._declarations = declarations
         self._tokens = tokens
+        self._changes = changes
         self._status = status
         self._wait_until_ready = wait_until_ready
-        self._changes = Changes(declarations, tokens, why_not, known, on_change)
         self._ready_s = ready_s
-
-    @property
-    def full(self) -> str:
-        """Why the last declaration had no room, for people; "" where it had."""
-        return self._changes.full
 
     def add_to(self, app: web.Application) -> None:
         """Add the paths to an application."""
@@ -171,7 +160,7 @@ class Registration:
         put = await self._changes.put(request, token, declaration)
         if wait_s and (late := await self._why_late(declaration, wait_s)):
             return error_answer(late)
-        status = 201 if put.change.value == "created" else 200
+        status = 201 if put.change == "created" else 200
         body_out = self._answered(declaration, put, has_waited=bool(wait_s))
         return json_answer(body_out, status=status, headers={"ETag": f'"{put.tag}"'})
 
@@ -305,7 +294,7 @@ class Registration:
     ) -> Mapping[str, Any]:
         name = declaration.name
         status = {"status": self._status(name)} if has_waited else {}
-        own = {"id": name, "object": "adapter", "change": put.change.value}
+        own = {"id": name, "object": "adapter", "change": put.change}
         return {**as_json(declaration), **own, **status}
 
     def _described(self, stored: Stored) -> dict[str, Any]:

@@ -44,11 +44,16 @@ class SourceStatus(Struct, frozen=True):
 
 
 class DeclarationSources:
-    """All sources of declarations but the configuration."""
+    """All sources of declarations but the configuration.
+
+    Attributes:
+        had_terms: All had been read, when it was asked for last, that may say who may use an
+            adapter.
+    """
 
     def __init__(self) -> None:
         self._say: list[Callable[[], Iterable[SourceStatus]]] = []
-        self._are_known = self._terms_are_known = False
+        self._are_known = self.had_terms = False
 
     def add(self, say: Callable[[], Iterable[SourceStatus]]) -> None:
         """Add sources that say how they are; before anybody asks."""
@@ -106,7 +111,7 @@ class DeclarationSources:
 
     def terms_are_known(self) -> bool:
         """Return whether all has been read that may say who may use an adapter; it stays known."""
-        self._terms_are_known = self._terms_are_known or all(
+        self.had_terms = self.had_terms or all(
             each.is_complete for each in self.statuses() if each.has_terms
         )
-        return self._terms_are_known
+        return self.had_terms

@@ -10,7 +10,7 @@ from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from math import inf
 
 from extproc.adapters.declared import Declaration, LoadMode
-from extproc.adapters.placement import Capacity, Placement
+from extproc.adapters.placement.homes import Capacity, Placement
 from extproc.adapters.placement.levels import NAMES_A_PASS
 from extproc.adapters.podhistory import PodHistory
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from extproc.commands.failure import FAILED, failure
+from extproc.commands.failure import FAILED, failing, failure
 from extproc.commands.panels import Commands
 from extproc.commands.serve import ConfigOption
 
@@ -96,7 +96,7 @@ def import_adapters(
                     refused.append(str(error))
                     continue
                 put = await store.put(declaration, if_match=error.tag or ANY_TAG)
-            num_changed += put.change.value != "none"
+            num_changed += put.change != "none"
         return num_changed, refused
 
     num_changed, refused = _with_store(config, run)
@@ -138,12 +138,8 @@ def _with_store(config: ConfigOption, run: Callable[[Store], Awaitable[T]]) -> T
         finally:
             await store.aclose()
 
-    try:
+    with failing(ConfigError), failing(StoreError, ConflictError, status=FAILED):
         return asyncio.run(work())
-    except ConfigError as error:
-        raise failure(error) from error
-    except (StoreError, ConflictError) as error:
-        raise failure(error, FAILED) from error
 
 
 def _warn(message: str) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from extproc.commands.failure import failure
+from extproc.commands.failure import failing, failure
 
 MIN_S = 0.001
 """A millisecond, Envoy's unit. It refuses 0 for pings and flushes, and would end each message's
@@ -250,7 +250,7 @@ def envoy(
     if preset and (mode != "original-dst" or body not in ("", "buffered")):
         raise failure("--preset founding is original-dst with buffered bodies")
     routers = tuple(router or ("127.0.0.1:9002",))
-    try:
+    with failing(ValueError):
         _check_addresses("--listen", (listen,), check_ip_port)
         _check_addresses("--admin", (admin,), check_ip_port)
         _check_addresses("--router", routers, _check_router)
@@ -296,8 +296,6 @@ def envoy(
             allow_mode_override=allow_mode_override,
         )
         typer.echo(render(options), nl=False)
-    except ValueError as error:
-        raise failure(error) from error
 
 
 def _one_of(kind: type[_Enum], option: str, value: str) -> _Enum:

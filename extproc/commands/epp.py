@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import typer
 
-from extproc.commands.failure import failure
+from extproc.commands.failure import failing
 
 HELP = ("-h", "--help")
 
@@ -19,10 +19,8 @@ def epp(context: typer.Context) -> None:
     from extproc.commands.eppflags import FlagError
     from extproc.config.configfile import ConfigError
 
-    try:
+    with failing(ConfigError, FlagError, OSError, ImportError):
         run(context.args or HELP)
-    except (ConfigError, FlagError, OSError, ImportError) as error:
-        raise failure(error) from error
 
 
 def run(arguments: Sequence[str]) -> None:

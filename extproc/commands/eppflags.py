@@ -10,7 +10,7 @@ successor, llm-d-router. They match in every common style: `--pool-name`, `-pool
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -138,6 +138,14 @@ def _not_a(kind: FlagKind, name: str, value: str) -> FlagError:
     return FlagError(f"--{name}: {value!r}: must be {kind.value}")
 
 
+_READERS: dict[FlagKind, Callable[[str, str], Any]] = {
+    FlagKind.SWITCH: to_bool,
+    FlagKind.NUMBER: to_int,
+    FlagKind.DURATION: to_seconds,
+    FlagKind.SIZE: to_bytes,
+}
+
+
 # --- the flags ---------------------------------------------------------------------------------
 
 
@@ -162,14 +170,8 @@ class Flag(NamedTuple):
         Raises:
             FlagError: It is not of the kind.
         """
-        match self.kind:
-            case FlagKind.SWITCH:
-                return to_bool(name, written)
-            case FlagKind.DURATION:
-                return to_seconds(name, written)
-            case FlagKind.NUMBER:
-                return to_int(name, written)
-        return written
+        read = _READERS.get(self.kind)
+        return written if read is None else read(name, written)
 
 
 FLAGS = {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 import typer
@@ -31,6 +33,19 @@ def failure(reason: object, status: int = UNUSABLE) -> typer.Exit:
         # Text as it is: `:x:` in it is no emoji, `[a]` no style.
         console.print(Text(f"extproc: {line}"), style="red", soft_wrap=True)
     return typer.Exit(status)
+
+
+@contextmanager
+def failing(*errors: type[Exception], status: int = UNUSABLE) -> Iterator[None]:
+    """Have these errors end the command, with their message as the reason.
+
+    Raises:
+        typer.Exit: There was one.
+    """
+    try:
+        yield
+    except errors as error:
+        raise failure(error, status) from error
 
 
 def listen_failure(error: OSError, host: str, port: int) -> typer.Exit:

@@ -109,7 +109,7 @@ def fake_pod(
     if config is not None:
         configs = [_read(config)]
     else:
-        costs = _profile(profile)
+        costs = profile_of(profile)
         names = _names(name, port, count)
         adapters = _adapters(adapter or (), base_model)
         ranks = _ranks(adapter_rank or ())
@@ -145,7 +145,7 @@ def _read(path: Path) -> PodConfig:
     return msgspec.json.decode(path.read_bytes(), type=PodConfig)
 
 
-def _profile(given: str) -> EngineProfile:
+def profile_of(given: str) -> EngineProfile:
     """Return a profile by its name, or the one that a file has.
 
     Raises:
@@ -156,7 +156,7 @@ def _profile(given: str) -> EngineProfile:
     if given in PROFILES:
         return PROFILES[given]
     path = Path(given)
-    if path.suffix != ".yaml":
+    if path.suffix != ".yaml" and not path.exists():
         raise failure(f"--profile {given}: allowed: {', '.join(sorted(PROFILES))}, a .yaml file")
     try:
         return read_profile(path.read_text(encoding="utf-8"), name=path.stem)

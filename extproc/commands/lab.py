@@ -16,7 +16,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from extproc.commands.failure import FAILED, PASSED_ON, failure, http_url
+from extproc.commands.failure import FAILED, PASSED_ON, failing, failure, http_url
 from extproc.commands.hints import own_command
 from extproc.commands.labrecord import record
 from extproc.commands.labrun import DEFAULT_OUT, newest, read_json, read_result, result_path, run
@@ -143,13 +143,11 @@ def report_command(
     ] = False,
 ) -> None:
     """Print the tables of a run, or of a load test beside its virtual twin."""
-    try:
+    with failing(OSError, ValueError, status=FAILED):
         path = result or newest(out)
         print_tables(Console(), _tables(path, over))
         if html:
             typer.echo(report(path))
-    except (OSError, ValueError) as error:
-        raise failure(error, FAILED) from error
 
 
 @lab_app.command("calibrate")

@@ -13,7 +13,7 @@ from typing import Annotated, TextIO
 
 import typer
 
-from extproc.commands.failure import FAILED, failure
+from extproc.commands.failure import FAILED, failing
 from extproc.commands.watch import Tls, TlsCa, TlsCert, TlsKey, client_tls
 from extproc.files.reading import read_key
 from extproc.observe.envoylog import decisions_of
@@ -60,7 +60,7 @@ def record(
     The record is written to standard output, and what it lacks is said on standard error.
     """
     targets = router or ["127.0.0.1:9002"]
-    try:
+    with failing(WatchError, OSError, status=FAILED):
         names = RecordNames(
             os.urandom(MIN_KEY_BYTES) if key_file is None else _key(key_file), plain
         )
@@ -75,8 +75,6 @@ def record(
             _record_routers(targets, recording, minutes, context)
         sys.stdout.writelines(recording.rest())
         sys.stdout.flush()
-    except (WatchError, OSError) as error:
-        raise failure(error, FAILED) from error
     typer.echo(recording.says(), err=True)
 
 

@@ -11,21 +11,22 @@ from typing import Annotated
 
 import typer
 
-from extproc.commands.failure import FAILED, failure
-from extproc.files.reading import read_text
+from extproc.commands.failure import FAILED, failing, failure
+from extproc.commands.fakepod import profile_of
 from extproc.lab.calibration.fromrecord import FITTED, fit_record
-from extproc.lab.engine.profiles import PROFILES, EngineProfile, read_profile
+from extproc.lab.engine.profiles import PROFILES, EngineProfile
 from extproc.lab.fleet.settings import FleetSettings
 from extproc.lab.trials.charts import COLOURS, Bar, bar_chart
-from extproc.lab.trials.prospects import Prospect, prospects
 from extproc.lab.trials.report import templates
 from extproc.lab.trials.table import line
 from extproc.lab.trials.whatif import (
     Case,
+    Prospect,
     Told,
     add,
     advice,
     missing_s,
+    prospects,
     simulate,
     told,
     without_times,
@@ -106,8 +107,8 @@ def whatif(
     First it tells how well the model predicts what was recorded. Where a time differs by more than
     25 %, it says what to calibrate, promises nothing, and ends with status 1.
     """
-    try:
-        base = _profile(profile or FITTED_FROM)
+    with failing(PolicyError, OSError, ValueError, TypeError, status=FAILED):
+        base = profile_of(profile or FITTED_FROM)
         whole = read_record(record, max_total_tokens=base.max_model_len, policy=in_force)
         chosen = whole.busiest(requests)
         cases = cases_of(chosen, policy or ["least_harm"], _numbers(pods), _numbers(slots))
@@ -146,8 +147,6 @@ def whatif(
             page = _page(_about(whole, chosen), doubt, rows, found, settings.profile.provenance)
             record.with_suffix(".html").write_text(page, encoding="utf-8")
             typer.echo(record.with_suffix(".html"))
-    except (PolicyError, OSError, ValueError, TypeError) as error:
-        raise failure(error, FAILED) from error
 
 
 def _page(about: str, doubt: str, rows: Rows, found: Sequence[Prospect], provenance: str) -> str:
@@ -188,12 +187,6 @@ def _fitted(
 
 def _middle_s(record: Record) -> float:
     return record.requests[len(record.requests) // 2].arrival.at_s
-
-
-def _profile(name: str) -> EngineProfile:
-    if name in PROFILES:
-        return PROFILES[name]
-    return read_profile(read_text(Path(name)), name=name)
 
 
 def _numbers(text: str) -> list[int]:

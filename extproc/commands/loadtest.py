@@ -6,9 +6,7 @@ to measure, and 128 + N after signal N.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +17,7 @@ import uvloop
 from msgspec.structs import replace
 from rich.console import Console
 
-from extproc.commands.failure import FAILED, UNUSABLE, failure
+from extproc.commands.failure import FAILED, failing
 from extproc.commands.panels import Commands
 from extproc.lab.loadtest.compare import Round, counted, fitted, run_rounds
 from extproc.lab.loadtest.listing import TargetError
@@ -37,7 +35,6 @@ from extproc.lab.loadtest.screen import print_comparison, remarks, watching
 from extproc.lab.loadtest.targets import TargetSpec, parse_targets, suite_targets
 from extproc.lab.loadtest.workloads import NAMED
 from extproc.lab.trials.runplan import read_values, with_alone
-from extproc.lab.trials.specs import SloSpec
 from extproc.lab.trials.suites import PlanError, read_suite, scenarios_of
 from extproc.stack.processes import SignalledError, until_signalled
 
@@ -80,7 +77,7 @@ def run_command(
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = DEFAULT_OUT,
 ) -> None:
     """Run a whole suite with real requests and in virtual time; print and write the results."""
-    with _refusing():
+    with failing(PlanError, TargetError):
         found = with_alone(read_suite(suite))
         specs = suite_targets(found, policies or ())
         chosen = scenarios_of(found, scenarios or ())
@@ -109,10 +106,8 @@ def _measure(
     if real and path is not None:
         note = "; ".join(remarks(labels, rounds))
         runs, machine = [*real, *twins], describe_machine()
-        try:
+        with failing(OSError, status=FAILED):
             save(replace(result, runs=runs, machine=machine, note=note), path)
-        except OSError as error:
-            raise failure(error, FAILED) from error
         console.print(f"results: {path}", soft_wrap=True)
     raise typer.Exit(status_of(rounds))
 
@@ -162,7 +157,7 @@ def compare_command(
     out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
 ) -> None:
     """Send the same requests to several targets, block by block in turn, and compare them."""
-    with _refusing():
+    with failing(PlanError, TargetError):
         specs = parse_targets(targets, pods)
         suite = read_suite(load if is_suite(load) else NAMED)
         slo = {"ttft_s": ttft_s, "tpot_s": tpot_s}
@@ -177,7 +172,7 @@ def compare_command(
                 for rate_rps in rates or (None,)
             ]
             blocks = [part for whole in wholes for part in sliced(whole, slices)]
-    result = LoadResult(name=load, date=_now(), slo=SloSpec(**asdict(blocks[0].slo)))
+    result = LoadResult(name=load, date=_now(), slo=blocks[0].slo)
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     _measure(specs, blocks, result, out, headers)
 
@@ -211,7 +206,7 @@ def measured(
             )
 
     try:
-        with _refusing(FAILED):
+        with failing(PlanError), failing(TargetError, status=FAILED):
             uvloop.run(until_signalled(measure()))
     except SignalledError as error:
         if counted(rounds):
@@ -226,18 +221,3 @@ def status_of(rounds: Sequence[Round]) -> int:
     if any(run.is_gone for round_ in rounds for run in round_):
         return FAILED
     return 0 if counted(rounds) else NOT_MEASURED
-
-
-@contextmanager
-def _refusing(target_status: int = UNUSABLE) -> Iterator[None]:
-    """Turn errors in the arguments, and in targets, into an exit with a one-line message.
-
-    Raises:
-        typer.Exit: There was such an error.
-    """
-    try:
-        yield
-    except TargetError as error:
-        raise failure(error, target_status) from error
-    except PlanError as error:
-        raise failure(error) from error

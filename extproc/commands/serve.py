@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from extproc.commands.failure import failure
+from extproc.commands.failure import failing, failure
 
 # Not `readable`: reading the file gives a better error message.
 ConfigOption = Annotated[
@@ -23,11 +23,9 @@ def serve(config: ConfigOption) -> None:
     from extproc.config.configfile import ConfigError, parse_config, read_config
     from extproc.service import startup
 
-    try:
+    with failing(ConfigError, OSError):
         text = read_config(config)
         startup.serve(parse_config(text, source=str(config)), path=config, text=text)
-    except (ConfigError, OSError) as error:
-        raise failure(error) from error
 
 
 def check_config(config: ConfigOption) -> None:
@@ -39,10 +37,8 @@ def check_config(config: ConfigOption) -> None:
     from extproc.config.configfile import ConfigError, load_config
     from extproc.service.startup import check_start
 
-    try:
+    with failing(ConfigError):
         checked = load_config(config)
-    except ConfigError as error:
-        raise failure(error) from error
     found = check_start(checked)
     found.close()
     for warning in (*found.in_use, *found.warnings):

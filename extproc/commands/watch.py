@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from extproc.commands.failure import failure
+from extproc.commands.failure import failing, failure
 
 Tls = Annotated[bool, typer.Option(help="Connect with TLS.")]
 TlsCa = Annotated[
@@ -106,9 +107,5 @@ def watch(
             if request and watchclient.is_unfinished(decision):
                 console.print("    It has not ended yet; its end will be shown here.")
 
-    try:
+    with suppress(KeyboardInterrupt), failing(watchclient.WatchError, OSError):
         asyncio.run(run())
-    except KeyboardInterrupt:
-        return
-    except (watchclient.WatchError, OSError) as error:
-        raise failure(error) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta
+from datetime import datetime, time, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -49,23 +49,17 @@ def why(
 
 def latest(text: str) -> datetime:
     """Return the last time that a clock here showed this time of day."""
-    for form in ("%H:%M", "%H:%M:%S"):
-        try:
-            shown = datetime.strptime(text, form)
-        except ValueError:
-            continue
-        now = datetime.now().astimezone()
-        at = now.replace(hour=shown.hour, minute=shown.minute, second=shown.second, microsecond=0)
-        return at if at <= now else at - timedelta(days=1)
-    raise failure(f"--since {text}: must be a time of day, as 02:40 or 02:40:30")
+    try:
+        shown = time.fromisoformat(text)
+    except ValueError:
+        raise failure(f"--since {text}: must be a time of day, as 02:40 or 02:40:30") from None
+    now = datetime.now().astimezone()
+    at = datetime.combine(now, shown, now.tzinfo)
+    return at if at <= now else at - timedelta(days=1)
 
 
 def _clock(wall_s: float) -> str:
     return f"{datetime.fromtimestamp(wall_s).astimezone():%H:%M:%S}"
-
-
-def _wall_s(time: str) -> float:
-    return datetime.fromisoformat(time.replace("Z", "+00:00")).timestamp()
 
 
 async def _facts(admin: str) -> Facts:
@@ -95,7 +89,9 @@ async def _facts(admin: str) -> Facts:
         for sample in family.samples
         if sample.name == "extproc_endpoint_slow" and sample.value
     }
-    kept = [(_wall_s(each["time"]), each) for each in decisions["decisions"]]
+    kept = [
+        (datetime.fromisoformat(each["time"]).timestamp(), each) for each in decisions["decisions"]
+    ]
     warnings = [*health["reasons"], *health["warnings"]]
     return Facts(kept, snapshot["endpoints"], warnings, frozenset(slow))
 

@@ -130,13 +130,10 @@ class Expected:
             and not (token_before_s and token_s > MAX_RISE * token_before_s)
         )
 
-    def is_due(self, num_known: int, *, has_many: bool) -> bool:
-        """Return, once after a report, whether the next is due: more are there than expected, or
-        `has_many` have begun."""
-        if self._is_awaited or not (has_many or num_known > self.most):
-            return False
-        self._is_awaited = True
-        return True
+    def becomes_due(self) -> bool:
+        """Say that the next report is due; return whether nobody has since the last."""
+        was_awaited, self._is_awaited = self._is_awaited, True
+        return not was_awaited
 
     def _count(
         self, num_known: int, num_picks: int, num_first_tokens: int | None, now: float

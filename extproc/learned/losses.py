@@ -61,6 +61,10 @@ class _State(Struct):
     def is_lost(self) -> bool:
         return self.lost_s is not None and self.num_failures > 0
 
+    @property
+    def is_sound(self) -> bool:
+        return self.lost_s is None and not self.num_failures
+
     def answers(self, now: float) -> None:
         self.due_s, self.num_failures = now, 0
 
@@ -146,6 +150,10 @@ class Losses:
         self, view: EndpointView, pod: dict[PodPart, _State], now: float
     ) -> Iterable[tuple[PodPart, bool, _Change]]:
         reports, models = pod.values()
+        is_well = view.is_ready and not view.is_unreachable
+        if is_well and reports.is_sound and models.is_sound:  # as nearly always
+            self.num_due += 1
+            return
         if not view.is_ready:
             reports.excuse(now)
         if reports.num_failures or view.is_unreachable or not view.is_ready:

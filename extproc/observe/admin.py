@@ -187,9 +187,9 @@ class AdminServer(MetricsServer):
         if self._add_registration is not None:
             self._add_registration(app)
         app.router.add_get("/healthz", self._get_health)
-        app.router.add_get("/debug/snapshot", self._get_snapshot)
-        app.router.add_get("/debug/decisions", self._get_decisions)
-        app.router.add_get("/debug/adapters", self._get_adapters)
+        app.router.add_get("/debug/snapshot", partial(self._debug, self._make_snapshot))
+        app.router.add_get("/debug/decisions", partial(self._debug, self._make_decisions))
+        app.router.add_get("/debug/adapters", partial(self._debug, self._make_adapters))
         return app
 
     async def _get_health(self, request: web.Request) -> web.Response:
@@ -204,37 +204,29 @@ class AdminServer(MetricsServer):
         }
         return web.json_response(answer, status=503 if reasons else 200)
 
-    async def _debug(self, make: Callable[[], Awaitable[bytes]]) -> web.Response:
+    async def _debug(
+        self, make: Callable[[web.Request], Awaitable[bytes]], request: web.Request
+    ) -> web.Response:
         try:
-            return web.json_response(body=await self._debugging.run(make))
+            return web.json_response(body=await self._debugging.run(partial(make, request)))
         except BusyError as error:
             after = {"Retry-After": "5"}
             raise web.HTTPServiceUnavailable(text=f"{error}\n", headers=after) from error
 
-    async def _get_snapshot(self, request: web.Request) -> web.Response:
-        return await self._debug(self._make_snapshot)
-
-    async def _make_snapshot(self) -> bytes:
+    async def _make_snapshot(self, request: web.Request) -> bytes:
         # Megabytes for many pods and adapters. A snapshot is immutable, so a thread may encode it.
         return await asyncio.to_thread(_snapshot_as_json, self._snapshot(), self._queue())
 
-    async def _get_adapters(self, request: web.Request) -> web.Response:
-        return await self._debug(self._make_adapters)
-
-    async def _make_adapters(self) -> bytes:
+    async def _make_adapters(self, request: web.Request) -> bytes:
         found = {"adapters": self._adapters(), "sources": self._sources()}
         return await asyncio.to_thread(msgspec.json.encode, found)
 
-    async def _get_decisions(self, request: web.Request) -> web.Response:
+    async def _make_decisions(self, request: web.Request) -> bytes:
         asked = request.query.get("n", str(_DEFAULT_DECISIONS))
         if not (asked.isascii() and asked.isdigit() and len(asked) <= 6):
             raise web.HTTPBadRequest(text="n is the number of decisions wanted, 0 to 999999\n")
-        make = partial(self._make_decisions, int(asked))
-        return await self._debug(make)
-
-    async def _make_decisions(self, limit: int) -> bytes:
         described = []
-        for each in self._decisions(limit):
+        for each in self._decisions(int(asked)):
             described.append(msgspec.json.encode(each))
             await turn()  # requests come first
         return b'{"decisions": [%b]}' % b", ".join(described)

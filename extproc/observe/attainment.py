@@ -9,9 +9,8 @@ as it shows nothing about the service.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from extproc.bounds import plain
 from extproc.pods.completion import Completion
@@ -46,14 +45,6 @@ class CappedLabel:
         return value
 
 
-@dataclass(slots=True)
-class AttainedShare:
-    """Counted requests and how many of them attained the objective."""
-
-    num_attained: int = 0
-    num_requests: int = 0
-
-
 class Attainment:
     """Counts requests, and those whose first byte came within `ttft_s` of their arrival.
 
@@ -66,9 +57,10 @@ class Attainment:
     def __init__(self, ttft_s: float, *, window_s: float = WINDOW_S, max_paths: int = 50) -> None:
         self.ttft_s = ttft_s
         self.window_s = window_s
-        self.counts: dict[tuple[str, str], int] = {}
+        self.counts: Counter[tuple[str, str]] = Counter()
         self._paths = CappedLabel(max_paths)
-        self._buckets: deque[tuple[float, dict[str, AttainedShare]]] = deque()  # by their beginning
+        # Each behind its beginning.
+        self._buckets: deque[tuple[float, Counter[tuple[str, bool]]]] = deque()
 
     def configure(self, ttft_s: float) -> None:
         """Judge by another time from now on."""
@@ -85,32 +77,25 @@ class Attainment:
 
     def rejected(self, path: str, rejection: Rejection, *, now: float) -> tuple[str, bool] | None:
         """Count a request that was rejected; return as `completed` does."""
-        return self._count(path, False, now) if is_missed(rejection) else None
+        is_missed = rejection.status == _TOO_MANY_REQUESTS or rejection.status >= 500
+        return self._count(path, False, now) if is_missed else None
 
-    def recent(self, *, now: float) -> Mapping[str, AttainedShare]:
-        """Return the counts of the last `window_s`, by path."""
+    def recent(self, *, now: float) -> Mapping[str, tuple[int, int]]:
+        """Return how many requests of the last `window_s` attained it, and of how many, by path."""
         self._forget(now)
-        total: dict[str, AttainedShare] = {}
-        for _, shares in self._buckets:
-            for path, share in shares.items():
-                sums = total.setdefault(path, AttainedShare())
-                sums.num_attained += share.num_attained
-                sums.num_requests += share.num_requests
-        return dict(sorted(total.items()))
+        total = Counter[tuple[str, bool]]()
+        for _, counts in self._buckets:
+            total.update(counts)
+        paths = sorted({path for path, _ in total})
+        return {path: (total[path, True], total[path, True] + total[path, False]) for path in paths}
 
     def _count(self, path: str, is_attained: bool, now: float) -> tuple[str, bool]:
         path = self._paths.cap(path)
         if not self._buckets or now >= self._buckets[-1][0] + _BUCKET_S:
             self._forget(now)
-            self._buckets.append((now, {}))
-        shares = self._buckets[-1][1]
-        share = shares.get(path)
-        if share is None:
-            share = shares[path] = AttainedShare()
-        share.num_attained += is_attained
-        share.num_requests += 1
-        label = path, "true" if is_attained else "false"
-        self.counts[label] = self.counts.get(label, 0) + 1
+            self._buckets.append((now, Counter()))
+        self._buckets[-1][1][path, is_attained] += 1
+        self.counts[path, "true" if is_attained else "false"] += 1
         return path, is_attained
 
     def _forget(self, now: float) -> None:
@@ -132,8 +117,3 @@ def is_in_time(ttft_s: float, completion: Completion) -> bool | None:
         return None if first_byte_s is None else True
     is_answered = outcome is _COMPLETED and status != _TOO_MANY_REQUESTS and status < 500
     return is_answered and first_byte_s is not None and first_byte_s <= ttft_s
-
-
-def is_missed(rejection: Rejection) -> bool:
-    """Return whether a request that was rejected missed its objective; else it does not count."""
-    return rejection.status == _TOO_MANY_REQUESTS or rejection.status >= 500

@@ -7,9 +7,9 @@ prefix `extproc_`. Event loop only: there are no locks.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from math import inf
 from typing import Any
 
@@ -19,8 +19,6 @@ from prometheus_client.core import (
     HistogramMetricFamily,
 )
 from prometheus_client.metrics_core import Metric
-
-from extproc.types import EndpointView, Snapshot
 
 
 def labelled(
@@ -58,7 +56,7 @@ class Counter:
         if not labels:
             self._counts[()] = 0
 
-    def add(self, labels: tuple[str, ...], count: float = 1) -> None:
+    def add(self, labels: tuple[str, ...] = (), count: float = 1) -> None:
         """Add to the count of these label values."""
         self._counts[labels] = self._counts.get(labels, 0) + count
 
@@ -108,14 +106,9 @@ class Histogram:
                 self.observe(max(0.0, each))
             return
         seconds.sort()
-        num_before, place = 0, bisect_left(self._bounds, seconds[0])
-        while num_before < len(seconds):
-            if place == len(self._bounds):
-                num = len(seconds)
-            else:
-                num = bisect_right(seconds, self._bounds[place], num_before)
-            self._counts[place] += num - num_before
-            num_before, place = num, place + 1
+        ends = [0, *[bisect_right(seconds, bound) for bound in self._bounds], len(seconds)]
+        for place, (begin, end) in enumerate(pairwise(ends)):
+            self._counts[place] += end - begin
         self.sum += sum(seconds[bisect_left(seconds, 0.0) :])
 
     def family(self) -> Metric:
@@ -197,61 +190,3 @@ def _add(
         buckets.append((repr(bound), total))
     buckets.append(("+Inf", sum(counts)))
     family.add_metric(labels, buckets, seconds)
-
-
-# InferencePools' gauges by the names that dashboards and autoscalers of its pickers read.
-#
-# Those of the Inference Extension's picker 1.5 (`inference_pool_*`) about pods. Its counters by
-# request (`inference_objective_*`) have no counterpart: tokens are not counted here, and objectives
-# are not resources.
-
-_AVERAGES: tuple[tuple[str, str, Callable[[EndpointView], float]], ...] = (
-    ("average_queue_size", "Requests that wait in the engine", lambda view: view.num_waiting),
-    ("average_running_requests", "Requests in the running batch", lambda view: view.num_running),
-    (
-        "average_kv_cache_utilization",
-        "Share of the KV cache in use",
-        lambda view: view.kv_usage_ratio,
-    ),
-)
-
-
-@dataclass(eq=False)
-class PoolMetrics:
-    """A collector. Averages and queues cover the pods with a load report that has not expired.
-
-    Attributes:
-        pools: Their names.
-        snapshot: Returns the current state of all; called once per scrape of the metrics.
-        in_pool: Returns whether an endpoint, by its address, is of a pool.
-    """
-
-    pools: Sequence[str]
-    snapshot: Callable[[], Snapshot]
-    in_pool: Callable[[str, str], bool]
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield every family, for the registry."""
-        views = self.snapshot().endpoints
-        of = {
-            pool: [view for view in views if self.in_pool(view.address, pool)]
-            for pool in self.pools
-        }
-        known = {pool: [view for view in own if view.is_known] for pool, own in of.items()}
-        num_ready = {pool: sum(view.is_ready for view in own) for pool, own in of.items()}
-        yield _gauge("ready_pods", "Pods that may get requests.", num_ready)
-        for name, documentation, read in _AVERAGES:
-            means = {pool: sum(map(read, own)) / len(own) for pool, own in known.items() if own}
-            yield _gauge(name, f"{documentation}, on average of the pods.", means)
-        yield labelled(
-            GaugeMetricFamily,
-            "inference_pool_per_pod_queue_size",
-            "Requests that wait in the engine of each pod.",
-            ("name", "model_server_pod"),
-            {(pool, view.name): view.num_waiting for pool, own in known.items() for view in own},
-        )
-
-
-def _gauge(name: str, documentation: str, values: Mapping[str, float]) -> Metric:
-    """Return a family with the pools' names as its label."""
-    return labelled(GaugeMetricFamily, f"inference_pool_{name}", documentation, "name", values)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from extproc.bounds import plain
 from extproc.gen import decisions_pb2
-from extproc.observe.explanation import MAX_TEXT_CHARS, describe_result, explain
-from extproc.observe.outcomes import describe_outcome, tell_outcome
+from extproc.observe.explanation import describe_result, explain
+from extproc.observe.outcomes import describe_outcome, tell_outcome, text_field
 from extproc.pods.completion import DecisionRecord
 
 
@@ -43,30 +42,27 @@ def encode(
 
     With `ends` it has its outcome, if that is known.
     """
-    message = decisions_pb2.Decision(
+    return decisions_pb2.Decision(
         sequence=sequence,
         last_outcome=last_outcome,
+        time=_utc(record.wall_s),
         decision_seconds=record.seconds,
+        explanation=_explanation(record, ends=ends) if explains else "",
         outcome=_outcome(record) if ends else None,
         shadow=_shadow(record),
         **describe_result(record),
-    )
-    if explains:
-        message.explanation = _explanation(record, ends=ends)
-    message.time.FromNanoseconds(_nanoseconds(record.wall_s))
-    return message.SerializeToString()
+    ).SerializeToString()
 
 
 def encode_end(record: DecisionRecord, *, explains: bool = False) -> bytes:
     """Return the news of how a pick ended as an encoded `extproc.v1.Decision`."""
-    message = decisions_pb2.Decision(
-        outcome=_outcome(record), last_outcome=record.end_number, shadow=_shadow(record)
-    )
-    if explains:
-        message.explanation = tell_outcome(record)
-    if record.end is not None:
-        message.time.FromNanoseconds(_nanoseconds(record.end_wall_s))
-    return message.SerializeToString()
+    return decisions_pb2.Decision(
+        last_outcome=record.end_number,
+        time=_utc(record.end_wall_s),
+        explanation=tell_outcome(record) if explains else "",
+        outcome=_outcome(record),
+        shadow=_shadow(record),
+    ).SerializeToString()
 
 
 def _outcome(record: DecisionRecord) -> dict[str, Any] | None:
@@ -81,7 +77,7 @@ def _shadow(record: DecisionRecord) -> dict[str, Any] | None:
         "policy": found.policy,
         "result": found.result,
         "endpoint": found.address,
-        "endpoint_name": plain(found.name, MAX_TEXT_CHARS),
+        "endpoint_name": text_field(found.name),
         "error": found.error,
         "harm_seconds": found.harm_s,
         "choose_seconds": found.seconds,
@@ -97,9 +93,8 @@ def _explanation(record: DecisionRecord, *, ends: bool) -> str:
 
 def time_text(wall_s: float) -> str:
     """Return a time by RFC 3339, in UTC."""
-    time = datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds")
-    return time.replace("+00:00", "Z")
+    return _utc(wall_s).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _nanoseconds(wall_s: float) -> int:
-    return round(wall_s * 1e6) * 1000
+def _utc(wall_s: float) -> datetime:
+    return datetime.fromtimestamp(wall_s, UTC)

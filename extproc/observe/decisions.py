@@ -30,7 +30,7 @@ from extproc.phrases import short
 from extproc.pods.columns import Candidates
 from extproc.pods.completion import DecisionRecord, Ended
 from extproc.types import Pick
-from extproc.wire.rpc import Call, Metadata, Method, Session
+from extproc.wire.rpc import Call, Code, Metadata, Method, Session
 
 METHOD = "/extproc.v1.Decisions/Watch"
 
@@ -44,6 +44,8 @@ MIN_BEHIND = 256
 """Decisions kept for slow watchers at least, and outcomes."""
 MAX_SOUGHT = 100_000
 """The last decisions among which a single request is looked for, which takes 30 ms."""
+MAX_REPLAYED = 10_000
+"""Most decisions that can be replayed."""
 
 
 @dataclass(eq=False)
@@ -125,11 +127,7 @@ class DecisionsService:
         """Return the last decisions, oldest first: up to `most` of those that are there."""
         return list(islice(reversed(self._kept), most))[::-1]
 
-    def find(self, request: str) -> list[tuple[int, DecisionRecord]]:
-        """Return what is remembered of a request, newest first, by its id or that of its pick."""
-        return [each for each in self.last(MAX_SOUGHT) if is_about(each[1], request)]
-
-    def why_unknown(self, request: str) -> str:
+    def _why_unknown(self, request: str) -> str:
         """Say why nothing is remembered of a request, for people."""
         kept = self.last(MAX_SOUGHT)
         since = f", now those since {time_text(kept[-1][1].wall_s)}" if kept else ""
@@ -142,18 +140,6 @@ class DecisionsService:
     def methods(self) -> tuple[Method, ...]:
         """Return Watch."""
         return (Method(METHOD, self._open, is_long_lived=True),)
-
-    def join(self, watcher: Watcher) -> bool:
-        """Add a watcher; False if there are too many."""
-        if len(self._watchers) >= self.max_watchers:
-            return False
-        self._watchers.append(watcher)
-        return True
-
-    def leave(self, watcher: Watcher) -> None:
-        """Remove a watcher; no effect if it is not there."""
-        if watcher in self._watchers:
-            self._watchers.remove(watcher)
 
     def _run(self) -> None:
         """Run one pass, and schedule another after a rest if there may be more."""
@@ -213,4 +199,32 @@ class DecisionsService:
         return self._ends[watcher.num_ends - 1 - num_gone], True
 
     def _open(self, call: Call, metadata: Metadata) -> Session:
-        return Watcher(self, call)
+        return Watcher(call, self._begin, self._leave, self.max_watch_bytes)
+
+    def _begin(self, watcher: Watcher) -> None:
+        """Have a watcher start after the last decision, or before those that it wants replayed."""
+        asked, about = watcher.request, watcher.request.request
+        if len(self._watchers) >= self.max_watchers:
+            watcher.end(Code.RESOURCE_EXHAUSTED, "too many watchers")
+            return
+        wanted = [
+            sequence
+            for sequence, record in reversed(self.last(MAX_SOUGHT if about else MAX_REPLAYED))
+            if (
+                is_about(record, about)
+                if about
+                else sequence > asked.after_sequence and watcher.wants(record)
+            )
+        ]
+        if about and not wanted:
+            watcher.end(Code.NOT_FOUND, self._why_unknown(about))
+            return
+        first = 0 if about else max(0, len(wanted) - asked.replay_last)
+        sequence = wanted[first] - 1 if first < len(wanted) else self.num_published
+        self._watchers.append(watcher)
+        watcher.start(sequence, self.num_ended)
+        self.send_soon()
+
+    def _leave(self, watcher: Watcher) -> None:
+        if watcher in self._watchers:
+            self._watchers.remove(watcher)

@@ -13,6 +13,7 @@ from math import inf
 from typing import Any
 
 from extproc.bounds import MAX_DURATION_S, between, plain, whole
+from extproc.observe.outcomes import text_field
 from extproc.phrases import SHOWN_S, held, pending, pod_name, score, short, shortened, whereabouts
 from extproc.pods.completion import DecisionRecord
 from extproc.routing.policies import BUILT_IN
@@ -98,9 +99,6 @@ def _fallbacks(pick: Pick) -> str:
     return "; then " + ", ".join(names.get(each, each) for each in pick.endpoints[1:])
 
 
-MAX_TEXT_CHARS = 1024
-"""Of each text in a decision."""
-
 _MAX_UINT32, _MAX_UINT64 = 2**32 - 1, 2**64 - 1
 
 
@@ -118,29 +116,29 @@ def describe_result(record: DecisionRecord) -> dict[str, Any]:
 def _describe_pick(pick: Pick) -> dict[str, Any]:
     request = pick.request
     return {
-        "id": _text(pick.id),
-        "request_id": _text(request.request_id),
-        "model": _text(request.client_model),
-        "adapter": None if request.adapter is None else _text(request.adapter),
-        "path": _text(request.path),
+        "id": text_field(pick.id),
+        "request_id": text_field(request.request_id),
+        "model": text_field(request.client_model),
+        "adapter": None if request.adapter is None else text_field(request.adapter),
+        "path": text_field(request.path),
         "body_bytes": whole(request.body_bytes, _MAX_UINT64),
-        "endpoints": [_text(each) for each in pick.endpoints],
-        "policy": _text(pick.policy),
-        "reason": _text(pick.reason),
+        "endpoints": [text_field(each) for each in pick.endpoints],
+        "policy": text_field(pick.policy),
+        "reason": text_field(pick.reason),
         "held_seconds": None if pick.held_s is None else between(pick.held_s, MAX_DURATION_S),
-        "held_for": _text(pick.held_for),
-        "served_model": _text(request.model) if request.written else "",
-        "tenant": _text(request.claim.tenant),
-        "route": _text(request.claim.route),
-        "objective": _text(request.hints.objective),
+        "held_for": text_field(pick.held_for),
+        "served_model": text_field(request.model) if request.written else "",
+        "tenant": text_field(request.claim.tenant),
+        "route": text_field(request.claim.route),
+        "objective": text_field(request.hints.objective),
         "candidates": [_describe_candidate(each, request.adapter) for each in pick.candidates],
     }
 
 
 def _describe_candidate(view: EndpointView, adapter: str | None) -> dict[str, Any]:
     return {
-        "address": _text(view.address),
-        "name": _text(view.name),
+        "address": text_field(view.address),
+        "name": text_field(view.name),
         "num_pending": whole(view.num_pending, _MAX_UINT32),
         "num_adapter_pending": (
             0 if adapter is None else whole(view.pending(adapter), _MAX_UINT32)
@@ -158,20 +156,16 @@ def _describe_rejection(record: DecisionRecord, rejection: Rejection) -> dict[st
     retry_after_s = rejection.retry_after_s
     return {
         "status": whole(rejection.status, _MAX_UINT32),
-        "reason": _text(rejection.reason),
-        "message": _text(rejection.message),
-        "model": _text(rejection.model),
+        "reason": text_field(rejection.reason),
+        "message": text_field(rejection.message),
+        "model": text_field(rejection.model),
         "retry_after_seconds": (
             None if retry_after_s is None else whole(retry_after_s, _MAX_UINT32)
         ),
-        "request_id": _text(record.request_id),
-        "path": _text(record.path),
-        "why": _text(rejection.why),
+        "request_id": text_field(record.request_id),
+        "path": text_field(record.path),
+        "why": text_field(rejection.why),
     }
-
-
-def _text(text: str) -> str:
-    return plain(text, MAX_TEXT_CHARS)
 
 
 # The score of a choice in words, and the terms that made the difference.

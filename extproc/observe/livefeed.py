@@ -8,7 +8,7 @@ here: frames read what is kept anyway.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from itertools import chain, islice
@@ -22,7 +22,7 @@ from extproc.observe.attainment import Attainment
 from extproc.observe.decisions import DecisionsService
 from extproc.observe.explanation import explain
 from extproc.observe.outcomes import tell_outcome
-from extproc.observe.telemetry import Telemetry, Totals
+from extproc.observe.telemetry import Telemetry
 from extproc.phrases import shortened
 from extproc.pods.completion import DecisionRecord, first_token_s
 from extproc.types import EndpointView, ModelCard, Pick, Snapshot
@@ -75,7 +75,7 @@ class LiveFeed:
     shadow: Callable[[], Mapping[str, Any] | None]
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
-    _samples: deque[tuple[float, Totals, int]] = field(default_factory=deque)
+    _samples: deque[tuple[float, ...]] = field(default_factory=deque)
     _described: dict[int, dict[str, Any]] = field(default_factory=dict)
     _num_shown: int = 0
     _listed: tuple[Mapping[str, ModelCard], list[str], int] = ({}, [], 0)
@@ -141,22 +141,22 @@ class LiveFeed:
 
     def _rates(self, now: float) -> dict[str, float | None] | None:
         """Return rates per second over the last frames; None for the first frame."""
-        samples = self._samples
-        samples.append((now, self.telemetry.totals(), self.decisions.num_published))
+        samples, choices = self._samples, self.telemetry.decision_s
+        num_rejected = self.telemetry.rejections.total
+        counts = self.decisions.num_published, num_rejected, choices.count, choices.sum
+        samples.append((now, *counts))
         while len(samples) > 1 and samples[0][0] < now - RATES_OVER_S:
             samples.popleft()
-        before_s, before, num_before = samples[0]
-        if now <= before_s:
+        seconds, *grown = [
+            after - before for before, after in zip(samples[0], samples[-1], strict=True)
+        ]
+        if seconds <= 0:
             return None
-        totals, num_now = samples[-1][1:]
-        num_decided = totals.num_decided - before.num_decided
-        decided_s = totals.decided_s - before.decided_s
+        num_published, num_rejected, num_chosen, chosen_s = grown
         return {
-            "decisions_per_s": round((num_now - num_before) / (now - before_s), 2),
-            "rejections_per_s": round(
-                (totals.num_rejected - before.num_rejected) / (now - before_s), 2
-            ),
-            "decision_us": round(1e6 * decided_s / num_decided, 1) if num_decided else None,
+            "decisions_per_s": round(num_published / seconds, 2),
+            "rejections_per_s": round(num_rejected / seconds, 2),
+            "decision_us": round(1e6 * chosen_s / num_chosen, 1) if num_chosen else None,
         }
 
     def _slo(self, now: float) -> dict[str, Any]:
@@ -165,10 +165,7 @@ class LiveFeed:
             "ttft_s": self.attainment.ttft_s,
             "window_s": self.attainment.window_s,
             "known": self.knows_times(),
-            "paths": [
-                [shortened(path, _MAX_CHARS), share.num_attained, share.num_requests]
-                for path, share in shares.items()
-            ],
+            "paths": [[shortened(path, _MAX_CHARS), *share] for path, share in shares.items()],
         }
 
     def _adapters(
@@ -278,38 +275,23 @@ def _speed(view: EndpointView, slowness: Slowness | None, is_slow: bool) -> dict
 def _cells(names: Sequence[str], views: Sequence[EndpointView]) -> dict[str, str]:
     """Return a row of cells for each adapter.
 
-    Most pods list the same models, so rows start as copies of few patterns.
+    Most pods list the same models: a row is translated from the numbers of their lists.
     """
-    lists: dict[frozenset[str] | None, list[int]] = {}
-    for place, view in enumerate(views):
-        lists.setdefault(view.registered, []).append(place)
-    empty = bytearray([_ABSENT]) * len(views)
-    for place in lists.pop(None, ()):
-        empty[place] = _UNKNOWN
-    patterns: dict[tuple[bool, ...], bytearray] = {}
+    lists = {listed: number for number, listed in enumerate({view.registered for view in views})}
+    numbers = bytearray(lists[view.registered] for view in views)  # below 256: `MAX_PODS`
     rows: dict[str, bytearray] = {}
     for name in names:
-        kind = tuple(name in listed for listed in lists if listed is not None)
-        if kind not in patterns:
-            patterns[kind] = _pattern(empty, kind, lists.values())
-        rows[name] = patterns[kind].copy()
+        marks = [
+            _UNKNOWN if listed is None else _REGISTERED if name in listed else _ABSENT
+            for listed in lists
+        ]
+        rows[name] = numbers.translate(bytes(marks).ljust(256))
     for place, view in enumerate(views):
         for mark, residents in ((_IN_CPU, view.cpu_adapters), (_IN_GPU, view.gpu_adapters)):
             for name in residents:
                 if name in rows:
                     rows[name][place] = mark
     return {name: row.decode() for name, row in rows.items()}
-
-
-def _pattern(
-    empty: bytearray, kind: Sequence[bool], places_of_lists: Iterable[Sequence[int]]
-) -> bytearray:
-    row = empty.copy()
-    for is_listed, places in zip(kind, places_of_lists, strict=True):
-        if is_listed:
-            for place in places:
-                row[place] = _REGISTERED
-    return row
 
 
 def _decision(sequence: int, record: DecisionRecord) -> dict[str, Any]:

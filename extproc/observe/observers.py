@@ -38,6 +38,10 @@ class Observers:
         try:
             return observe(*args)
         except Exception:
-            self.num_errors[name] += 1
-            log.exception("%s failed, requests go on", name)
+            self.failed(name)
             return None
+
+    def failed(self, name: Name) -> None:
+        """Count an exception of an observer, which is being handled, and log it."""
+        self.num_errors[name] += 1
+        log.exception("%s failed, requests go on", name)

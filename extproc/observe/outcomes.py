@@ -23,7 +23,7 @@ from extproc.pods.completion import Completion, DecisionRecord, Ended, first_tok
 from extproc.types import Outcome, Pick
 
 MAX_TEXT_CHARS = 1024
-"""Of each text."""
+"""Of each text in a decision, and of its end."""
 
 
 def describe_outcome(end: Ended, number: int) -> dict[str, Any]:
@@ -34,9 +34,9 @@ def describe_outcome(end: Ended, number: int) -> dict[str, Any]:
     entry, pick, request = end.completion, end.pick, end.pick.request
     known: dict[str, Any] = {
         "number": number,
-        "pick_id": _text(pick.id),
-        "request_id": _text(request.request_id),
-        "model": _text(request.client_model),
+        "pick_id": text_field(pick.id),
+        "request_id": text_field(request.request_id),
+        "model": text_field(request.client_model),
         "outcome": str(end.outcome),
         "status": None,
         "ttft_seconds": None,
@@ -53,7 +53,7 @@ def describe_outcome(end: Ended, number: int) -> dict[str, Any]:
         "status": whole(entry.status, MAX_STATUS) or None,
         "ttft_seconds": _bounded(first_token_s(entry, request.path)),
         "duration_seconds": _bounded(entry.duration_s),
-        "served_by": _text(entry.address),
+        "served_by": text_field(entry.address),
         "served_by_name": _name(pick, entry.address),
         "attempts": whole(entry.attempts, MAX_ATTEMPTS),
         "body_bytes": whole(entry.body_bytes, MAX_RESPONSE_BYTES),
@@ -108,12 +108,13 @@ def _timed(pick: Pick, entry: Completion) -> str:
 
 
 def _name(pick: Pick, address: str) -> str:
-    return next((_text(each.name) for each in pick.candidates if each.address == address), "")
+    return next((text_field(each.name) for each in pick.candidates if each.address == address), "")
 
 
 def _bounded(seconds: float | None) -> float | None:
     return None if seconds is None else between(seconds, MAX_DURATION_S)
 
 
-def _text(text: str) -> str:
+def text_field(text: str) -> str:
+    """Return a text as a field of a message has it."""
     return plain(text, MAX_TEXT_CHARS)

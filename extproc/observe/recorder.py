@@ -57,15 +57,20 @@ class Recorder:
         self, result: Pick | Rejection | Ticket, seconds: float | None, *, now: float
     ) -> None:
         """Record a routing result and the seconds it took; None for that of a held request."""
-        call = self.observers.call
-        call("telemetry", self.telemetry.routed, result, seconds)
-        if isinstance(result, Pick):
-            record = DecisionRecord(result, self.wall_clock(), seconds or 0.0)
-            call("decisions", self.decisions.publish, record)
+        # As `Observers.call`, here and in `completed`, where every request comes.
+        try:
+            self.telemetry.routed(result, seconds)
+        except Exception:
+            self.observers.failed("telemetry")
+        if type(result) is Pick:
+            try:
+                self.decisions.publish(DecisionRecord(result, self.wall_clock(), seconds or 0.0))
+            except Exception:
+                self.observers.failed("decisions")
 
     def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
         """Record an error response of ours to the request with `headers`."""
-        self.observers.call("telemetry", self.telemetry.rejected, rejection)
+        self.observers.call("telemetry", self.telemetry.rejections.add, (rejection.reason,))
         path = headers.get(":path", "").partition("?")[0]
         request_id = headers.get("x-request-id", "")[:MAX_REQUEST_ID_CHARS]
         wall_s, shown = self.wall_clock(), path[:MAX_PATH_CHARS]
@@ -81,7 +86,7 @@ class Recorder:
 
     def refused(self) -> None:
         """Record that an endpoint refused a request as it is full."""
-        self.observers.call("telemetry", self.telemetry.refused)
+        self.observers.call("telemetry", self.telemetry.full_answers.add)
 
     def ended(self, pick: Pick, outcome: Outcome) -> None:
         """Record the end of a pick that its own stream reported."""
@@ -99,14 +104,23 @@ class Recorder:
         is_attained = None
         if self.knows_times():
             path, claim = path_label(request.path or OTHER), request.claim
-            call("attainment", self.attainment.completed, path, completion, now)
-            call("telemetry", telemetry.logged, ended, completion)
+            try:
+                self.attainment.completed(path, completion, now)
+            except Exception:
+                self.observers.failed("attainment")
+            try:
+                telemetry.logged(ended, completion)
+            except Exception:
+                self.observers.failed("telemetry")
             if claim.ttft_s is not None:
                 is_attained = is_in_time(claim.ttft_s, completion)
                 call("telemetry", telemetry.route_judged, claim, is_attained)
         else:
             call("telemetry", telemetry.completed, completion.outcome, completion.lag_s)
-        call("decisions", self.decisions.ended, ended, self.wall_clock())
+        try:
+            self.decisions.ended(ended, self.wall_clock())
+        except Exception:
+            self.observers.failed("decisions")
         if request.drawn_target:
             call("canaries", self.rewrites.ended, ended, is_attained)
         if self.arms.trial is not None:
@@ -115,26 +129,26 @@ class Recorder:
 
     def unmatched(self) -> None:
         """Record an access log entry for a pick of ours that had already ended."""
-        self.observers.call("telemetry", self.telemetry.completion_unmatched)
+        self.observers.call("telemetry", self.telemetry.unmatched.add)
 
     def scraped(self, duration_s: float) -> None:
         """Record a page of metrics, and how long it took."""
-        self.observers.call("telemetry", self.telemetry.scraped, duration_s)
+        self.observers.call("telemetry", self.telemetry.scrape_s.observe, duration_s)
 
     def scrape_failed(self, address: str) -> None:
         """Record that an endpoint sent no page."""
-        self.observers.call("telemetry", self.telemetry.scrape_failed, address)
+        self.observers.call("telemetry", self.telemetry.scrape_failures.add, (address,))
 
     def eds_refused(self, message: str) -> None:
         """Record that Envoy refused the endpoints."""
         log.error("Envoy refused the pods: %s", message)
-        self.telemetry.eds_refused()
+        self.telemetry.eds_refusals.add()
 
     def given_up(self, picks: Sequence[Pick]) -> None:
         """Record picks that ended with an unknown outcome."""
         for pick in picks:
             self.ended(pick, Outcome.EXPIRED)
-        self.observers.call("telemetry", self.telemetry.picks_expired, len(picks))
+        self.observers.call("telemetry", self.telemetry.expired.add, (), len(picks))
 
     def _judge_rejection(self, path: str, rejection: Rejection) -> tuple[str, bool] | None:
         if not self.knows_times():

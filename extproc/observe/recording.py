@@ -68,15 +68,6 @@ class _Router:
     num_breaks: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Picked:
-    """A pick that has not ended."""
-
-    router: int
-    decided_s: float
-    pick: Pick
-
-
 @dataclass(slots=True)
 class Recording:
     """Makes the lines of a record of the decisions that it is given, and counts what is missing.
@@ -84,13 +75,15 @@ class Recording:
     Args:
         names: How names are written.
         num_routers: The routers, known by their numbers from 0.
+
+    A pick that has not ended is kept with its router's number and the seconds of its decision.
     """
 
     names: RecordNames
     num_routers: int = 1
     num_requests: int = 0
     _began_wall_s: float | None = None
-    _open: dict[str, _Picked] = field(default_factory=dict)
+    _open: dict[str, tuple[int, float, Pick]] = field(default_factory=dict)
     _pods: dict[str, dict[str, float | int | str]] = field(default_factory=dict)
     _ends: Counter[str] = field(default_factory=Counter)
     _num_guessed: int = 0  # responses without tokens by a router
@@ -115,19 +108,19 @@ class Recording:
             self._count(self._routers[router], decision.sequence)
         if decision.pick is not None:
             self._look_at(decision.pick, decided_s)
-            self._open[decision.pick.id] = _Picked(router, decided_s, decision.pick)
+            self._open[decision.pick.id] = router, decided_s, decision.pick
             if len(self._open) > MAX_OPEN:
-                yield self._picked(self._open.pop(next(iter(self._open))), None)
+                yield self._picked(*self._open.pop(next(iter(self._open))))
         elif decision.rejection is not None:
             yield self._refused(router, decided_s, decision.rejection)
         end = decision.outcome
         if end is not None and (picked := self._open.pop(end.pick_id, None)) is not None:
-            yield self._picked(picked, end)
+            yield self._picked(*picked, end)
 
     def rest(self) -> Iterator[str]:
         """Yield the lines of the requests that have not ended, and the last, which sums up."""
         while self._open:
-            yield self._picked(self._open.pop(next(iter(self._open))), None)
+            yield self._picked(*self._open.pop(next(iter(self._open))))
         yield f"# {json.dumps(self._summary())}\n"
 
     def says(self) -> str:
@@ -192,12 +185,12 @@ class Recording:
             status=rejection.status,
         )
 
-    def _picked(self, picked: _Picked, end: Outcome | None) -> str:
-        pick, names = picked.pick, self.names
+    def _picked(self, router: int, decided_s: float, pick: Pick, end: Outcome | None = None) -> str:
+        names = self.names
         own = {each.address: each.name or each.address for each in pick.candidates}
         address = (end.served_by if end else "") or next(iter(pick.endpoints), "")
         return self._row(
-            arrival_s=picked.decided_s - (pick.held_seconds or 0.0),
+            arrival_s=decided_s - (pick.held_seconds or 0.0),
             adapter=names.shown(pick.adapter or ""),
             prompt_tokens=max(1, round(pick.body_bytes / BYTES_PER_TOKEN)),
             output_tokens="" if end is None else self._tokens(end),
@@ -206,7 +199,7 @@ class Recording:
             tenant=names.hashed(pick.tenant),
             route=names.hashed(pick.route),
             objective=names.hashed(pick.objective),
-            router=picked.router,
+            router=router,
             policy=pick.policy,
             pod=names.shown(own.get(address, address)),
             held_s=pick.held_seconds,

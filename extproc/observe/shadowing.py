@@ -7,7 +7,7 @@ the names that a pod lists a view has the request's model alone, as each pod may
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence, Set
 from heapq import nlargest
 from math import isfinite
 from typing import Any, TypeGuard
@@ -167,22 +167,17 @@ class Agreement:
         """Return plain values: `models` has those asked about most, each as `[name, answers,
         agreed, mean seconds of harm or null]`."""
         names = {model for model, _ in self.results}
-        rows = [(name, *self._counts(name), self._mean_s(name)) for name in names]
+        rows = [(name, *self._counts(name), self._mean_s({name})) for name in names]
         return {
             "num": sum(row[1] for row in rows),
             "num_agreed": sum(row[2] for row in rows),
             "num_failed": sum(n for (_, each), n in self.results.items() if each == FAILED),
-            "harm_s": _mean(self._sum_s(names), self._num_priced.total()),
+            "harm_s": self._mean_s(names),
             "models": nlargest(MAX_MODELS, rows, key=lambda row: (row[1], row[0])),
         }
 
-    def _mean_s(self, model: str) -> float | None:
-        return _mean(self._sum_s({model}), self._num_priced[model])
-
-    def _sum_s(self, models: Iterable[str]) -> float:
-        harm_s: Mapping[tuple[str, str], float] = self.harm_s
-        return sum(harm_s.get((m, "more"), 0.0) - harm_s.get((m, "less"), 0.0) for m in models)
-
-
-def _mean(seconds: float, num: int) -> float | None:
-    return seconds / num if num else None
+    def _mean_s(self, models: Set[str]) -> float | None:
+        """Return the mean difference of prices of these models; None where there are none."""
+        num, get = sum(self._num_priced[each] for each in models), self.harm_s.get
+        harm_s = sum(get((each, "more"), 0.0) - get((each, "less"), 0.0) for each in models)
+        return harm_s / num if num else None

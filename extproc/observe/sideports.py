@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
@@ -57,8 +58,7 @@ class SidePorts:
         self._health_at, self._metrics_at = health_at, metrics_at
         self._methods = health
         self._registry = registry
-        self._health: wire.WireServer | None = None
-        self._metrics: MetricsServer | None = None
+        self._open = AsyncExitStack()
 
     async def start(self) -> None:
         """Listen.
@@ -66,33 +66,28 @@ class SidePorts:
         Raises:
             OSError: An address cannot be bound; nothing is left open.
         """
-        try:
+        async with AsyncExitStack() as ports:
             if self._health_at is not None:
                 at = Address.parse(self._health_at)
-                self._health = await wire.serve(
+                server = await wire.serve(
                     self._methods,
                     host=at.host,
                     port=at.port,
                     limits=HEALTH_LIMITS,
                     budget=Budget(HEALTH_BYTES, max_upload_bytes=HEALTH_LIMITS.max_message_bytes),
                 )
-                self.health_address = self._health.address
+                ports.push_async_callback(server.close)
+                self.health_address = server.address
                 log.info("health on %s", self.health_address)
             if self._metrics_at is not None:
                 at = Address.parse(self._metrics_at)
-                self._metrics = MetricsServer(
-                    at.host, at.port, self._registry, dropped=self._dropped
-                )
-                await self._metrics.start()
-                self.metrics_address = str(replace(at, port=self._metrics.port))
+                metrics = MetricsServer(at.host, at.port, self._registry, dropped=self._dropped)
+                ports.push_async_callback(metrics.stop)
+                await metrics.start()
+                self.metrics_address = str(replace(at, port=metrics.port))
                 log.info("metrics on %s", self.metrics_address)
-        except OSError:
-            await self.aclose()
-            raise
+            self._open = ports.pop_all()
 
     async def aclose(self) -> None:
         """Close the open ports."""
-        if self._metrics is not None:
-            await self._metrics.stop()
-        if self._health is not None:
-            await self._health.close()
+        await self._open.aclose()

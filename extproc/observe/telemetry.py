@@ -17,7 +17,7 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec.structs import astuple
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -52,26 +52,24 @@ _DELAY_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _LAG_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
-class Totals(NamedTuple):
-    """Counts since the start, for rates.
-
-    Attributes:
-        num_decided: Decisions made, those that ended in an error included.
-        decided_s: The seconds that they took together.
-        num_rejected: Requests rejected, with or without a decision.
-    """
-
-    num_decided: int
-    decided_s: float
-    num_rejected: float
-
-
 class Telemetry:
     """Counts events; a collector of `registry`, which must not have `auto_describe`.
 
     Args:
         snapshot: Returns the current state of the pool; called once per scrape of the metrics.
         max_adapter_labels: Models with a label of their own; later ones share `other`.
+
+    Attributes:
+        rejections: Errors sent to clients, by reason.
+        unmatched: Access log entries for picks of ours that had already ended.
+        expired: Picks that expired without news of their end.
+        scrape_failures: By the endpoint's address.
+        eds_refusals: Updates of the endpoints that Envoy refused.
+        full_answers: Requests that a pod refused as it is full.
+        access_log_errors: Unreadable messages on an access log stream.
+        decision_s: Durations of decisions.
+        scrape_s: Durations of successful scrapes.
+        loop_delay_s: By how much the event loop was late.
     """
 
     def __init__(
@@ -90,15 +88,15 @@ class Telemetry:
         self._make_counters()
         self._uncounted: list[Pick] = []
         self._latencies = Latencies(self._adapters)
-        self._decision_s = Histogram("decision_seconds", "Time to choose a pod.", _DECISION_S)
-        self._scrape_s = Histogram("scrape_seconds", "Duration of a successful scrape.", _SCRAPE_S)
+        self.decision_s = Histogram("decision_seconds", "Time to choose a pod.", _DECISION_S)
+        self.scrape_s = Histogram("scrape_seconds", "Duration of a successful scrape.", _SCRAPE_S)
         self._lag_s = Histogram(
             "access_log_lag_seconds",
             "From the end of a request to the arrival of its access log entry.",
             _LAG_S,
         )
         self._held_s = Histogram("held_seconds", "From the hold of a request to its pick.", _HELD_S)
-        self._delay_s = Histogram(
+        self.loop_delay_s = Histogram(
             "loop_delay_seconds",
             "How late the event loop is, measured ten times a second. Every request "
             "waits for this in addition.",
@@ -111,10 +109,10 @@ class Telemetry:
     def routed(self, result: Pick | Rejection | Wait | Ticket, seconds: float | None) -> None:
         """Record a decision and its duration, None for that of a held request.
 
-        Its rejection is recorded by `rejected`.
+        Its rejection is one of `rejections`.
         """
         if seconds is not None:
-            self._decision_s.observe(seconds)
+            self.decision_s.observe(seconds)
         if isinstance(result, Pick):
             self._uncounted.append(result)
             if len(self._uncounted) >= MAX_UNCOUNTED:
@@ -147,20 +145,10 @@ class Telemetry:
             self._add_price(policy, dict(zip(terms, sums, strict=True)))
 
     def _add_price(self, policy: str, terms: Mapping[str, float]) -> None:
-        sums = self._price_s_by_term.setdefault(policy, {})
         for term, seconds in terms.items():
             if 0 < seconds < inf:
-                if term not in sums:
-                    term = self._slugs.cap(term)
-                sums[term] = sums.get(term, 0.0) + seconds
-
-    def _prices_s(self) -> dict[tuple[str, str], float]:
-        by_term = self._price_s_by_term
-        return {(policy, term): s for policy, sums in by_term.items() for term, s in sums.items()}
-
-    def rejected(self, rejection: Rejection) -> None:
-        """Record an error sent to a client."""
-        self._rejections.add((rejection.reason,))
+                label = policy, self._slugs.cap(term)
+                self._price_s[label] = self._price_s.get(label, 0.0) + seconds
 
     def completed(self, outcome: Outcome, lag_s: float | None = None) -> None:
         """Record the end of a pick; `lag_s` is the age of its access log entry, if there is one."""
@@ -178,42 +166,6 @@ class Telemetry:
         """Record a request that counts towards the objective of its route of models, if it does."""
         if is_attained is not None and claim.route and claim.ttft_s is not None:
             self._route_slo_requests.add((claim.route, "true" if is_attained else "false"))
-
-    def totals(self) -> Totals:
-        """Return the counts so far."""
-        return Totals(self._decision_s.count, self._decision_s.sum, self._rejections.total)
-
-    def completion_unmatched(self) -> None:
-        """Record an access log entry about a pick of ours that had already ended."""
-        self._unmatched.add(())
-
-    def picks_expired(self, count: int = 1) -> None:
-        """Record picks that expired without news of their end."""
-        self._expired.add((), count)
-
-    def scraped(self, seconds: float) -> None:
-        """Record the duration of a successful scrape."""
-        self._scrape_s.observe(seconds)
-
-    def loop_delayed(self, seconds: float) -> None:
-        """Record by how much the event loop was late."""
-        self._delay_s.observe(seconds)
-
-    def scrape_failed(self, endpoint: str) -> None:
-        """Record a failed scrape of the endpoint at that address."""
-        self._scrape_failures.add((endpoint,))
-
-    def eds_refused(self) -> None:
-        """Record that Envoy refused an update of the endpoints."""
-        self._eds_refusals.add(())
-
-    def refused(self) -> None:
-        """Record that a pod refused a request as it is full."""
-        self._full_answers.add(())
-
-    def access_log_garbage(self) -> None:
-        """Record an unreadable message on an access log stream."""
-        self._access_log_errors.add(())
 
     def add_gauge(self, name: str, documentation: str, read: Callable[[], float]) -> None:
         """Add `extproc_<name>`, read at each scrape."""
@@ -263,8 +215,8 @@ class Telemetry:
         snapshot = self._snapshot()
         self._count_picks()
         addresses = {each.address for each in snapshot.endpoints}
-        self._scrape_failures.keep(addresses)
-        histograms = self._decision_s, self._scrape_s, self._lag_s, self._held_s, self._delay_s
+        self.scrape_failures.keep(addresses)
+        histograms = self.decision_s, self.scrape_s, self._lag_s, self._held_s, self.loop_delay_s
         families = [each.family() for each in self._counters]
         families += [each.family() for each in histograms]
         later = [*self._latencies.families(addresses), *[read() for read in self._readings]]
@@ -290,19 +242,19 @@ class Telemetry:
         self._picks_by_adapter = Counter(
             "picks_by_adapter", "Picks for each adapter.", ("adapter",)
         )
-        self._price_s_by_term: dict[str, dict[str, float]] = {}
+        self._price_s: dict[tuple[str, str], float] = {}
         self.add_counters(
             "price_seconds",
             "Estimated cost of the chosen pods in seconds, by term. Only policies with "
             "an estimate count. Divided by the picks, it is the estimated cost of a "
             "request.",
             ("policy", "term"),
-            self._prices_s,
+            lambda: self._price_s,
         )
         self._waits = Counter(
             "waits", "Times that a policy held a request, by its reason.", ("reason",)
         )
-        self._rejections = Counter(
+        self.rejections = Counter(
             "rejections",
             "Requests that the router answered with an error, by its code.",
             ("reason",),
@@ -323,26 +275,24 @@ class Telemetry:
             "count.",
             ("route", "attained"),
         )
-        self._unmatched = Counter(
+        self.unmatched = Counter(
             "completions_unmatched",
             "Access log entries for picks of this router that had already ended.",
         )
-        self._expired = Counter(
+        self.expired = Counter(
             "picks_expired",
             "Picks that ended by their age. The number grows if neither the access log "
             "nor scrapes end picks.",
         )
-        self._scrape_failures = Counter(
-            "scrape_failures", "Failed scrapes of a pod.", ("endpoint",)
-        )
-        self._eds_refusals = Counter(
+        self.scrape_failures = Counter("scrape_failures", "Failed scrapes of a pod.", ("endpoint",))
+        self.eds_refusals = Counter(
             "eds_refusals", "Endpoint updates that Envoy refused. The log has its message."
         )
-        self._full_answers = Counter(
+        self.full_answers = Counter(
             "full_answers",
             "Attempts that a pod refused because it is full, by Envoy's log of attempts.",
         )
-        self._access_log_errors = Counter(
+        self.access_log_errors = Counter(
             "access_log_errors", "Access log messages that could not be read."
         )
         self._counters = [each for each in vars(self).values() if isinstance(each, Counter)]

@@ -12,7 +12,7 @@ and drops spans rather than wait.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from os import environ
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,9 @@ from typing import TYPE_CHECKING, Any
 from extproc.errors import needs_extra
 from extproc.files.reading import describe_failure
 from extproc.files.tls import client_context
+from extproc.observe.recorder import Recorder
+from extproc.queue import Ticket
+from extproc.types import Outcome, Pick, Rejection
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -35,24 +38,81 @@ class TracingError(Exception):
     """OpenTelemetry is not installed, and the message has the command; or it cannot be used."""
 
 
-class DecisionSpan:
-    """The span of one decision."""
+class Traced:
+    """The observer of one stream, with a span for its decision; `begin` is called once."""
 
-    def __init__(self, span: Span) -> None:
-        self._span = span
+    def __init__(self, recorder: Recorder, begin: Callable[[], Span]) -> None:
+        self._recorder, self._begin = recorder, begin
+        self._span: Span | None = None
+        self._asked_at_s: float | None = None
+        self._has_ended = False
 
-    def event(self, name: str, attributes: Attributes) -> None:
-        """Add an event before the end."""
-        self._span.add_event(name, attributes)
+    def asked(self, now: float) -> None:
+        """Begin the span at the first request for a decision."""
+        self._asked_at_s = now
+        self._span = self._recorder.observers.call("tracing", self._begin)
 
-    def end(self, attributes: Attributes, *, error: str = "") -> None:
-        """End it; `error` is the reason for a decision without an endpoint."""
-        from opentelemetry.trace import StatusCode
+    def decided(
+        self, result: Pick | Rejection | Ticket, seconds: float | None, *, now: float
+    ) -> None:
+        """Record a pick or a wait in the span, too."""
+        self._recorder.decided(result, seconds, now=now)
+        if self._span is not None:  # beginning it has not failed
+            self._recorder.observers.call("tracing", self._decided, self._span, result, now)
 
-        self._span.set_attributes(attributes)
-        if error:
-            self._span.set_status(StatusCode.ERROR, error)
-        self._span.end()
+    def rejected(self, rejection: Rejection, headers: Mapping[str, str]) -> None:
+        """End the span with the error that the client gets."""
+        self._recorder.rejected(rejection, headers)
+        if self._has_ended or (self._span is None and self._asked_at_s is not None):
+            return
+        self._has_ended = True
+        self._recorder.observers.call("tracing", self._rejected, rejection)
+
+    def ended(self, pick: Pick, outcome: Outcome) -> None:
+        """Record the outcome; the span is over."""
+        self._recorder.ended(pick, outcome)
+
+    def left(self) -> None:
+        """End the span of a request that ended undecided: its client has left, say."""
+        if self._span is not None and not self._has_ended:
+            self._has_ended = True
+            self._recorder.observers.call("tracing", _end, self._span, {"extproc.reason": "gone"})
+
+    def _decided(self, span: Span, result: Pick | Rejection | Ticket, now: float) -> None:
+        if isinstance(result, Pick):
+            self._has_ended = True
+            attributes: Attributes = {
+                "extproc.pick_id": result.id,
+                "extproc.endpoint": result.address,
+                "extproc.policy": result.policy,
+                "extproc.reason": result.reason,
+                "extproc.wait_s": now - (self._asked_at_s or now),
+                "gen_ai.request.model": result.request.client_model,
+                "extproc.adapter": result.request.adapter or "",
+            }
+            _end(span, attributes)
+        elif not isinstance(result, Rejection):
+            span.add_event("held", {"extproc.reason": result.reason})
+
+    def _rejected(self, rejection: Rejection) -> None:
+        _end(
+            self._span or self._begin(),
+            {
+                "http.response.status_code": rejection.status,
+                "extproc.reason": rejection.reason.value,
+            },
+            error=rejection.message,
+        )
+
+
+def _end(span: Span, attributes: Attributes, *, error: str = "") -> None:
+    """End the span of a decision; `error` is the reason for one without an endpoint."""
+    from opentelemetry.trace import StatusCode
+
+    span.set_attributes(attributes)
+    if error:
+        span.set_status(StatusCode.ERROR, error)
+    span.end()
 
 
 class Tracing:
@@ -91,15 +151,13 @@ class Tracing:
         self._tracer = self._provider.get_tracer(INSTRUMENTATION, version)
         self._propagator = TraceContextTextMapPropagator()
 
-    def begin(self, metadata: Mapping[str, str]) -> DecisionSpan:
+    def begin(self, metadata: Mapping[str, str]) -> Span:
         """Begin the span of a decision for an RPC with this metadata."""
         from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind
 
         context = self._propagator.extract(metadata, context=Context())
-        return DecisionSpan(
-            self._tracer.start_span(SPAN_NAME, context=context, kind=SpanKind.SERVER)
-        )
+        return self._tracer.start_span(SPAN_NAME, context=context, kind=SpanKind.SERVER)
 
     def close(self) -> None:
         """Export the remaining spans; blocks for the exporter's own time limit at most."""

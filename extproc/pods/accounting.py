@@ -134,8 +134,9 @@ class Accounting:
     def knows_times(self) -> bool:
         """Return whether completions have times, as an access log reaches us: directly or through
         another router."""
-        is_fed = self._relay is not None and self._relay.is_fed
-        return self._has_times and (self._num_access_logs > 0 or is_fed)
+        if not self._has_times or self._num_access_logs > 0:
+            return self._has_times
+        return self._relay is not None and self._relay.is_fed
 
     def in_force(self, *, now: float) -> dict[str, int]:
         """Return how many Envoys' requests end by which source."""
@@ -314,13 +315,16 @@ class Accounting:
     def is_expected(self, address: str, *, now: float) -> bool:
         """Return whether an endpoint's reports say what is expected, and the ends of requests there
         are told by others."""
-        if not self._pool.is_expected(address):
+        pod = self._pool.find(address)
+        if pod is None or not pod.is_as_expected(len(self._pool.queue)):
             return False
-        source, oldest_s = self._settings.source, self._pool.flights.oldest_by_envoy(address)
+        oldest_s = dict[str, float]()  # by Envoy
+        for each in pod.ours.flights.values():
+            oldest_s.setdefault(each.pick.request.envoy, each.started_at_s)
         if self._has_times:
             may_tell = self.logs.may_tell
             return all(may_tell(envoy, at_s, now=now) for envoy, at_s in oldest_s.items())
-        return source is not EndSource.SCRAPE or not oldest_s
+        return self._settings.source is not EndSource.SCRAPE or not oldest_s
 
     def expire(self, *, now: float) -> list[InFlight]:
         """End the picks in flight for longer than `max_age_s`; return them."""

@@ -18,6 +18,7 @@ from math import inf
 from types import MappingProxyType
 from typing import Any, Protocol, overload
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from extproc.address import is_in_subset
@@ -238,7 +239,10 @@ class Columns:
 
     def few_holders(self, adapter: str) -> Set[int] | None:
         """Return the same rows; None where they may be more than a few, and are not looked at."""
-        return None if len(self._holders.get(adapter, _NONE)) > FEW else self.holders(adapter)
+        rows = self._holders.get(adapter, _NONE)
+        if len(rows) > FEW:
+            return None
+        return self.holders(adapter) if self.moved else rows
 
     def load_s(self, row: int, adapter: str) -> float:
         """Return how long an adapter's load takes at a row."""
@@ -264,7 +268,7 @@ class Columns:
         for row in self.outdated:
             self.look(row)  # adapters may be in another order
             self._views[row] = _view(*self.taken(row), self._sources[row].fields())
-            self._disown(row)
+            self._own(row)
         self.outdated.clear()
         return self._views
 
@@ -281,13 +285,15 @@ class Columns:
 
     def keep(self, row: int) -> None:
         """Remember a row that is about to change, and count its pending requests on in others."""
-        self.before[row] = self.taken(row)
-        self._disown(row)
+        resident, pending = state = self._states[row]
+        load = self.num_pending[row], self.done_s[row], self.has_room[row]
+        self.before[row] = self._facts[row], state, *load
+        self._states[row] = resident, pending.copy()
 
     # --- inside -----------------------------------------------------------------------------
 
-    def _disown(self, row: int) -> None:
-        """Leave the row's pending requests to who has them, and count on in others."""
+    def _own(self, row: int) -> None:
+        """Leave the row's pending requests to a view of it, and count on in others."""
         resident, pending = self._states[row]
         self._states[row] = resident, pending.copy()
 
@@ -344,19 +350,16 @@ def _view(
     )
 
 
-class _Moment:
+class _Moment(Struct, eq=False):
     """A moment of some columns, by what they have changed from then until the next one.
 
     Attributes:
         before: Rows that have changed, as they were.
     """
 
-    __slots__ = ("_columns", "before", "newer")
-
-    def __init__(self, columns: Columns) -> None:
-        self._columns = columns
-        self.before: dict[int, _Taken] = {}
-        self.newer: _Moment | None = None
+    _columns: Columns
+    before: dict[int, _Taken] = {}
+    newer: _Moment | None = None
 
     def taken(self, row: int) -> _Taken:
         """Return a row as it was then."""

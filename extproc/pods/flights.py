@@ -259,13 +259,6 @@ class Flights:
         ended = [self.finish(each.pick.id, now=now) for each in lost]
         return [each for each in ended if each is not None]
 
-    def oldest_by_envoy(self, address: str) -> dict[str, float]:
-        """Return when the oldest pick in flight at an endpoint started, by Envoy."""
-        pod, oldest_s = self._find(address), dict[str, float]()
-        for each in () if pod is None else pod.ours.flights.values():
-            oldest_s.setdefault(each.pick.request.envoy, each.started_at_s)
-        return oldest_s
-
     # --- inside -----------------------------------------------------------------------------
 
     def _count(

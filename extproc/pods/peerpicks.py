@@ -243,8 +243,7 @@ def _sequences(num: int, num_sequences: int) -> int:
 
 def pick_ids(router_id: str) -> Callable[[], str]:
     """Return a function that returns a new id of this router's picks at each call."""
-    numbers = count()
-    return lambda: f"{router_id}-{next(numbers)}"
+    return map(f"{router_id}-{{}}".format, count()).__next__
 
 
 def router_of(pick_id: str) -> str:

@@ -41,8 +41,9 @@ class PodHealth:
         if restarted or self.is_unreachable:
             is_back = now - self._returned_at_s >= MIN_LIFE_S
             self._returned_at_s = now
-        self.is_unreachable, self.answers = False, True
-        self._row.renew()
+        if self.is_unreachable or not self.answers:
+            self.is_unreachable, self.answers = False, True
+            self._row.renew()
         return is_back
 
     def failed(self, adapter: str | None, until_s: float) -> None:

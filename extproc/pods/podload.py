@@ -86,7 +86,8 @@ class PodLoad:
         has_many = self.room.begin(at_s, num_sequences)
         if adapter is not None:
             self.use(adapter, priority, flow, num, at_s)
-        if self._expected.is_due(self.num_known, has_many=has_many):
+        expected, num_known = self._expected, self.num_sequences + self.foreign.num_told
+        if (has_many or num_known > expected.most) and expected.becomes_due():
             self._due(self.address)
 
     def use(self, adapter: str, priority: int, flow: str, num: int, now: float) -> None:

@@ -28,7 +28,7 @@ from extproc.pods.endpointstate import EndpointState, InFlight
 from extproc.pods.flights import Flights
 from extproc.pods.foreign import ALONE_S, STEADY_S
 from extproc.pods.listeners import NOBODY, PickObserver, WaitingLine, WorkObserver
-from extproc.pods.modelindex import NOTHING, ModelIndex
+from extproc.pods.modelindex import NOTHING, Listing, ModelIndex
 from extproc.pods.peerpicks import PeerPicks
 from extproc.pods.podstate import PodState
 from extproc.pods.serverflags import PoolSettings, ServerFlags
@@ -179,6 +179,7 @@ class Pool:
         report = pod.reports.trust.of(report, num_known, adapters, now=taken_at_s)
         asked_at_s = taken_at_s if asked_at_s is None else asked_at_s
         self._answered(pod, asked_at_s, now=taken_at_s, restarted=restarted)
+        pod.row.renew()
         pod.record_report(
             report,
             asked_at_s=asked_at_s,
@@ -202,11 +203,6 @@ class Pool:
         if (pod := self.find(address)) is not None:
             pod.reports.missed()
 
-    def is_expected(self, address: str) -> bool:
-        """Return whether an endpoint's last report said what was expected, and nothing is known
-        since for which the next is due."""
-        return (pod := self.find(address)) is not None and pod.is_as_expected(len(self.queue))
-
     def record_models(
         self,
         address: str,
@@ -214,33 +210,59 @@ class Pool:
         *,
         now: float,
         asked_at_s: float | None = None,
-    ) -> None:
-        """Record the models that an endpoint lists, in its order; requested at `asked_at_s`."""
+    ) -> bool:
+        """Record the models that an endpoint lists, in its order; requested at `asked_at_s`.
+
+        Return whether they are others than before.
+        """
         if (pod := self.find(address)) is None:
-            return
+            return False
         asked_at_s = now if asked_at_s is None else asked_at_s
         returns = pod.health.is_unreachable
         self._answered(pod, asked_at_s, now=now)
         before = pod.listed.models or NOTHING
         models = self.models.listing(cards, before)
-        adapters = [card.id for card in models.values() if card.parent is not None]
-        is_new = returns or before.keys() - models
-        if is_new and not pod.reports.says_start(now, self._settings):
+        is_other = models != before or pod.listed.models is None
+        has_begun = returns or before.keys() - models
+        if has_begun and not pod.reports.says_start(now, self._settings):
             # Then these are the only signs of a restart.
             pod.load.prompts.bound(now)
             pod.load.forget_memory()
             pod.health.version = None
+        adapters = [card.id for card in models.values() if card.parent is not None]
         pod.load.residency.record_registered(adapters, now=now)
-        if models != before or pod.listed.models is None:
+        if is_other:
             pod.listed.replace(models)
             pod.peers.listed(now=now)
             pod.reports.expected.surprise()
             self.models.replace(before, models)
             self.num_listings += 1
+        self._listed(pod, models, asked_at_s, now=now)
+        return is_other
+
+    def record_same_models(self, address: str, *, now: float, asked_at_s: float) -> bool:
+        """Record that an endpoint lists what it listed last.
+
+        Return False where that is to be recorded by `record_models`: it has been forgotten, or may
+        be another process's.
+        """
+        pod = self.find(address)
+        if pod is None or pod.listed.models is None or pod.health.is_unreachable:
+            return False
+        self._answered(pod, asked_at_s, now=now)
+        pod.load.residency.record_same()
+        self._listed(pod, pod.listed.models, asked_at_s, now=now)
+        return True
+
+    def _listed(
+        self, pod: EndpointState, models: Listing, asked_at_s: float, *, now: float
+    ) -> None:
+        """Record that an endpoint has listed its models."""
         self._disbelief.listed(pod, models, asked_at_s=asked_at_s)
-        self.outliers.record_models(address, models, asked_at_s=asked_at_s, now=now)
+        self.outliers.record_models(pod.address, models, asked_at_s=asked_at_s, now=now)
         pod.listed.answered(asked_at_s)
-        pod.row.renew()
+        if pod.row.columns is None:  # that it has answered may end some trouble
+            pod.row.touch()
         self.queue.freed(now)
 
     def record_silence(self, address: str) -> None:

@@ -152,6 +152,10 @@ class Residency:
         self._trim()
         self._ordered = None
 
+    def record_same(self) -> None:
+        """Record that `/v1/models` lists the same adapters as before."""
+        self._unloaded = self._touched.keys() - (self._registered or {}).keys()
+
     # --- our requests -----------------------------------------------------------------------
 
     def start(self, adapter: str, num: int = 1) -> Change:

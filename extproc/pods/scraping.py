@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from random import Random
 from typing import Protocol
 
@@ -21,6 +22,10 @@ from extproc.reports.scraper import Scraper
 from extproc.types import Endpoint, LoadReport, ModelCard, Pick
 
 log = logging.getLogger(__name__)
+
+COMPARE_S = 4.0
+"""Between two looks at which pods are slow: at 1,000 pods one takes some milliseconds, and a pod
+has to be slow for half a minute."""
 
 
 class ReportRecorder(Protocol):
@@ -51,7 +56,7 @@ class Pods:
         page_url: Returns the URL of an endpoint's metrics.
         max_page_bytes: Of a page that is read.
         accounting: Ends the picks that reports no longer count.
-        on_asked: Called after each poll of a pod's models, successful or not.
+        on_asked: Called after each poll of a pod's models that has failed, or brought others.
         clock: Monotonic seconds.
         cpu_clock: Seconds of CPU that this thread has taken.
         rng: For the phases of the loops.
@@ -83,6 +88,7 @@ class Pods:
         self._clock = clock
         self.losses = Losses()
         self.slow, self.pace = slow, pace
+        self._compared_s = -inf
         self._damaged: set[str] = set()  # endpoints whose pages have had lines that nobody can read
         self._scraper = Scraper(
             profile,
@@ -102,6 +108,7 @@ class Pods:
             polls,
             self.pace,
             on_models=self._on_models,
+            on_same=self._on_same_models,
             on_failure=self._on_models_failure,
             clock=clock,
             cpu_clock=cpu_clock,
@@ -136,7 +143,11 @@ class Pods:
     def tick(self) -> None:
         """Log which pods were lost or became slow, and which are back; call it once a second."""
         snapshot = self._pool.snapshot(now=self._clock())
-        for line in [*self.losses.look(snapshot), *self.slow.look(snapshot)]:
+        lines = self.losses.look(snapshot)
+        if snapshot.now >= self._compared_s + COMPARE_S:
+            self._compared_s = snapshot.now
+            lines += self.slow.look(snapshot)
+        for line in lines:
             level = logging.WARNING if line.is_loss else logging.INFO
             log.log(level, line.template, *line.values)
 
@@ -185,11 +196,22 @@ class Pods:
         self, address: str, cards: tuple[ModelCard, ...], taken_at_s: float, duration_s: float
     ) -> None:
         asked_at_s = taken_at_s - duration_s
-        self._pool.record_models(address, cards, now=taken_at_s, asked_at_s=asked_at_s)
+        if self._pool.record_models(address, cards, now=taken_at_s, asked_at_s=asked_at_s):
+            self._on_asked()
+        self._listed(address, taken_at_s)
+
+    def _on_same_models(self, address: str, taken_at_s: float, duration_s: float) -> bool:
+        asked_at_s = taken_at_s - duration_s
+        is_known = self._pool.record_same_models(address, now=taken_at_s, asked_at_s=asked_at_s)
+        if is_known:
+            self._listed(address, taken_at_s)
+        return is_known
+
+    def _listed(self, address: str, taken_at_s: float) -> None:
         self.losses.answered(address, PodPart.MODELS, now=taken_at_s)
         if self._pool.lacks_version(address):
             self._asks.ask_version(address)
-        self._asked(address, has_listed=True)
+        self._readiness.record_asked(address, has_listed=True)
 
     def _on_models_failure(self, address: str, error: str, is_unreachable: bool) -> None:
         log.debug("pod %s: models: %s", address, error)
@@ -197,7 +219,8 @@ class Pods:
         self._scraper.surprised(address)
         self.losses.failed(address, PodPart.MODELS, error, now=self._clock())
         self._failed(address, is_unreachable)
-        self._asked(address, has_listed=False)
+        self._readiness.record_asked(address, has_listed=False)
+        self._on_asked()
 
     def _failed(self, address: str, is_unreachable: bool) -> None:
         if is_unreachable:
@@ -221,7 +244,3 @@ class Pods:
                 address,
                 version,
             )
-
-    def _asked(self, address: str, *, has_listed: bool) -> None:
-        self._readiness.record_asked(address, has_listed=has_listed)
-        self._on_asked()

@@ -53,7 +53,7 @@ class Offers:
 
     def __init__(self, plan: QueuePlan) -> None:
         self._plan = plan
-        self.next_s, self._newest_s, self._back_s = inf, -inf, -inf
+        self.next_s, self._back_s = inf, -inf
         self.reservations, self.line = Reservations(plan), TicketLine()
         self._reach = Destinations()
         self._back: Collection[Ticket] = ()
@@ -69,13 +69,8 @@ class Offers:
         self.reservations.clear()
         self.line.begin()
 
-    def came(self, arrived_at_s: float) -> None:
-        """Count a request, held or not."""
-        self._newest_s = max(self._newest_s, arrived_at_s)
-
     def hold(self, ticket: Ticket, now: float) -> None:
         """Hold a newcomer that its policy was asked for."""
-        self.came(ticket.arrived_at_s)
         self._ask_by(ticket, ticket.again_s, now)
 
     def let_go(self, ticket: Ticket) -> None:
@@ -116,7 +111,7 @@ class Offers:
         self.line.begin()
         self.reservations.begin()
         # Without newcomers, what is freed would stay empty.
-        is_for_late = now >= self._back_s or (is_freed and now >= self._newest_s + QUIET_S)
+        is_for_late = now >= self._back_s or (is_freed and now >= self._plan.newest_s + QUIET_S)
         rest: Iterable[Ticket] | None = tickets
         while rest:
             rest = yield from self._round(rest, now, is_freed=is_freed, is_for_late=is_for_late)
@@ -206,9 +201,9 @@ class Offers:
 
     def behind_until_s(self, request: RequestInfo, now: float) -> float:
         """Return until when a request has to let others go first; `now` where it need not."""
-        return (
-            self.line.until_s(request, self._reach.of(request), now) if self.line.is_any() else now
-        )
+        line = self.line
+        is_any = line.own or line.others
+        return line.until_s(request, self._reach.of(request), now) if is_any else now
 
     def hear(self, router_id: str, waiting: Waiting, reach: Destinations, *, now: float) -> bool:
         """Have requests that wait at another router go first, in place of its earlier ones. Return

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from heapq import heappop, heapreplace
 from itertools import groupby
+from math import inf
 from operator import itemgetter
 
 from extproc.costs import BYTES_PER_TOKEN
@@ -31,6 +32,7 @@ class QueuePlan:
     Attributes:
         settings: In force.
         counters: The service of each flow, by priority.
+        newest_s: When the newest request arrived, held or not.
     """
 
     def __init__(self, settings: QueueSettings) -> None:
@@ -38,9 +40,11 @@ class QueuePlan:
         self.counters: defaultdict[int, TokenCounters] = defaultdict(TokenCounters)
         self._mean_output_tokens = float(EXPECTED_OUTPUT_TOKENS)
         self._num_in_time = 0  # that were sent since one that could not be
+        self.newest_s = -inf
 
     def hold(self, ticket: Ticket) -> None:
         """Count a ticket that is held from now on."""
+        self.newest_s = max(self.newest_s, ticket.arrived_at_s)
         self.counters[ticket.priority].hold(ticket.flow)
 
     def release(self, ticket: Ticket) -> None:
@@ -53,7 +57,9 @@ class QueuePlan:
 
     def charge(self, request: RequestInfo) -> None:
         """Count the service that a request gets."""
-        claim = request.claim
+        claim, arrived_at_s = request.claim, request.arrived_at_s
+        if arrived_at_s > self.newest_s:
+            self.newest_s = arrived_at_s
         self.counters[claim.priority].add(claim.flow, tokens_of(request))
 
     def settle(self, request: RequestInfo, output_tokens: float) -> None:

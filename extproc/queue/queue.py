@@ -61,6 +61,7 @@ class HoldQueue:
         occupancy: How much is held.
         reservations: Of slots, for those that wait for one.
         num_ended: Requests by how their hold ended, or why it did not begin.
+        charge: Counts the service that a request gets, held before or not, for its tenant.
         settle: Counts the output of a request that has ended, in place of what it was charged.
         charge_elsewhere: Counts the service that a request gets of another router.
     """
@@ -74,7 +75,8 @@ class HoldQueue:
     ) -> None:
         self.settings = settings or QueueSettings()
         self._plan = plan = QueuePlan(self.settings)
-        self.settle, self.charge_elsewhere = plan.settle, plan.charge_elsewhere
+        self.charge, self.settle = plan.charge, plan.settle
+        self.charge_elsewhere = plan.charge_elsewhere
         self.schedule = Schedule(at)
         self._on_change = on_change
         self._tickets: dict[Ticket, None] = {}
@@ -124,11 +126,6 @@ class HoldQueue:
         for ticket in list(self._tickets):
             self._refuse(ticket, HoldEnd.SHUTTING_DOWN, now)
 
-    def charge(self, request: RequestInfo) -> None:
-        """Count the service that a request gets, held before or not, for its tenant."""
-        self._offers.came(request.arrived_at_s)
-        self._plan.charge(request)
-
     def remove(self, ticket: Ticket, *, now: float) -> None:
         """Forget a request whose client has gone, if it is held."""
         if ticket in self._tickets:
@@ -151,7 +148,8 @@ class HoldQueue:
     def lets_others_go(self) -> bool:
         """Return whether somebody waits, here or at another router, whom a newcomer may have to let
         go."""
-        return bool(self._tickets) or self._offers.line.is_any()
+        line = self._offers.line
+        return bool(self._tickets or line.own or line.others)
 
     def hear(
         self, router_id: str, waiting: Waiting, *, now: float, reach: Destinations = NOWHERE

@@ -57,36 +57,37 @@ NOBODY = Waiting()
 
 
 class TicketLine:
-    """The requests that go before others, here and at other routers."""
+    """The requests that go before others.
+
+    Attributes:
+        own: The requests that wait here, by priority.
+        others: The requests that wait at other routers, by router.
+    """
 
     def __init__(self) -> None:
-        self._own: dict[int, Ahead] = {}
-        self._others: dict[str, list[Ahead]] = {}
+        self.own: dict[int, Ahead] = {}
+        self.others: dict[str, list[Ahead]] = {}
         self._addresses: tuple[str, ...] = ()
 
     def begin(self) -> None:
         """Forget who waits here."""
-        self._own.clear()
+        self.own.clear()
 
     def know(self, addresses: tuple[str, ...]) -> None:
         """Have reaches in terms of these endpoints; what was told of others is told each second."""
         if addresses != self._addresses:
             self._addresses = addresses
-            self._others.clear()
-
-    def is_any(self) -> bool:
-        """Return whether there are such."""
-        return bool(self._own or self._others)
+            self.others.clear()
 
     def add(self, priority: int, reach: int, until_s: float) -> None:
         """Have one more request that waits here go first: of each priority the first counts."""
-        known = self._own.get(priority, Ahead(priority))
-        self._own[priority] = Ahead(priority, min(known.until_s, until_s), known.reach | reach)
+        known = self.own.get(priority, Ahead(priority))
+        self.own[priority] = Ahead(priority, min(known.until_s, until_s), known.reach | reach)
 
     def until_s(self, request: RequestInfo, reach: int, now: float) -> float:
         """Return until when a request has to let others go first; `now` if it has not."""
         priority, until_s = request.claim.priority, now
-        for each in chain(self._own.values(), *self._others.values()):
+        for each in chain(self.own.values(), *self.others.values()):
             if each.priority > priority and each.reach & reach:
                 if priority < 0 <= each.priority:
                     return inf
@@ -97,7 +98,7 @@ class TicketLine:
 
     def told(self) -> Waiting:
         """Return who waits here, for other routers."""
-        ahead = tuple(self._own.values())
+        ahead = tuple(self.own.values())
         return Waiting(self._addresses, ahead) if ahead else NOBODY
 
     def hear(self, router_id: str, waiting: Waiting, last_s: float) -> bool:
@@ -108,13 +109,13 @@ class TicketLine:
         """
         places = {address: 1 << place for place, address in enumerate(self._addresses)}
         bits = [places.get(address, 0) for address in waiting.addresses]
-        before = self._others.pop(router_id, ())
+        before = self.others.pop(router_id, ())
         ahead = [
             Ahead(each.priority, min(each.until_s, last_s), _translated(each.reach, bits))
             for each in waiting.ahead[:MAX_AHEAD]
         ]
         if ahead:
-            self._others[router_id] = ahead
+            self.others[router_id] = ahead
         return bool({each.priority for each in before} - {each.priority for each in ahead})
 
 

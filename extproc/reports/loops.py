@@ -145,7 +145,7 @@ class EndpointLoops:
 
     def _start(self, endpoint: Endpoint) -> _Loop:
         address = endpoint.address
-        rests = _Rests(lambda: self.wait_s(address))
+        rests = _Rests(partial(self.wait_s, address))
         # Not in a TaskGroup: endpoints come and go, and one loop's end must not end the others.
         task = asyncio.get_running_loop().create_task(
             self._run(endpoint, rests), name=f"visits of {address}"

@@ -330,20 +330,22 @@ class Incoming(Struct, eq=False):
         hashes: tuple[int, ...] = ()
         if num_bytes >= MARKS_BYTES[0] and path in GENERATING_PATHS and chooser.uses_cached_bytes:
             hashes = prefix_hashes(model, b"".join(prompt))
+        # The first ten by their places: by names, all of them take five times as long.
         return RequestInfo(
-            model=model,
-            path=path[:MAX_PATH_CHARS],
-            body_bytes=num_bytes,
+            model,
+            None,
+            path[:MAX_PATH_CHARS],
+            num_bytes,
+            headers.get("x-request-id", "")[:MAX_REQUEST_ID_CHARS],
+            session[0],
+            self._subset,
+            self._arrived_at_s,
+            self._hints,
+            hashes,
             num_sequences=num,
             max_tokens=most_tokens,
             is_whole=self._is_complete or self.mode is BUFFERED or self._has_trailers,
-            request_id=headers.get("x-request-id", "")[:MAX_REQUEST_ID_CHARS],
-            session=session[0],
             session_source=session[1],
-            subset=self._subset,
-            arrived_at_s=self._arrived_at_s,
-            hints=self._hints,
-            prefix_hashes=hashes,
             written=self._written,
             fixed=self._fixed,
             envoy=self._envoy,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 from typing import Any
 
@@ -24,6 +24,7 @@ from extproc.passes import PassTurns, TimerHandle
 from extproc.request import messages as m
 from extproc.request.body import MAX_ECHOED
 from extproc.request.codec import Codec
+from extproc.request.interfaces import StreamObserver, StreamParts, StreamSettings
 from extproc.request.stream import Stream
 from extproc.request.transitions import CallState
 from extproc.wire.rpc import Call, Code, Metadata, Method, Session
@@ -52,19 +53,22 @@ class ExternalProcessor:
     """Opens a stream per RPC.
 
     Attributes:
-        new_stream: Makes the state machine of one request from its RPC's metadata, a callable that
-            wakes it up soon, and the host of its Envoy.
+        parts: That streams call.
+        settings: Of streams.
         clock: Monotonic seconds.
         call_later: Runs a callable after so many seconds, unless its handle is cancelled.
         is_open: Whether requests are accepted; called for each until they are.
+        trace: Returns the observer of one stream, by its RPC's metadata; None for that of `parts`.
         num_broken: RPCs that an error ended, by cause: `PROTOCOL`, `INTERNAL` or `SILENCE`.
     """
 
-    new_stream: Callable[[Metadata, Callable[[], None], str], Stream]
+    parts: StreamParts
+    settings: StreamSettings
     codec: Codec
     clock: Callable[[], float]
     call_later: Callable[[float, Callable[[], None]], TimerHandle]
     is_open: Callable[[], bool] = lambda: True
+    trace: Callable[[Metadata], StreamObserver] | None = None
     num_open: int = 0
     num_broken: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_CAUSES, 0))
     turns: PassTurns = field(init=False)
@@ -101,8 +105,10 @@ class ExternalProcessor:
             return _NotReady(call)
         self._has_opened = True
         self.num_open += 1
-        session = _Session(self, call, self.clock())
-        session._stream = self.new_stream(metadata, session._wake_soon, call.host)
+        session, parts = _Session(self, call, self.clock()), self.parts
+        if self.trace is not None:
+            parts = replace(parts, observer=self.trace(metadata))
+        session._stream = Stream(parts, self.settings, session._wake_soon, call.host)
         self._checked_at[session] = session.received_s
         return session
 

@@ -194,7 +194,7 @@ class Stream(Struct, eq=False):
         if route.kind in _ANSWERED:
             return self._answer(route, event, now)
         rewrites = self._parts.rewrites
-        concerns = rewrites.concerns if rewrites.is_active() else None
+        concerns = rewrites.concerns if rewrites.is_active else None
         incoming = begin(event, route, self._settings, now, concerns, self._envoy)
         self._incoming = incoming
         if not incoming.has_body:

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from extproc.adapters.adapterstates import AdapterState, Failure
-from extproc.adapters.placement import Demand
+from extproc.adapters.placement.levels import Demand
 from extproc.adapters.planner import Planner
 from extproc.adapters.sources import DeclarationSources
 from extproc.adapters.versions import owner_of
@@ -198,7 +198,7 @@ class Catalog:
         if before[0] is listed and self._listed_for == (leaving, is_open):
             yield before[1]
             return
-        shows_all = is_open and not (cards or self._withheld or self.planner.has_deleted)
+        shows_all = is_open and not (cards or self._withheld or self.planner.deleted)
         shown = dict[str, ModelCard]()
         for number, (name, card) in enumerate(listed.items(), start=1):
             if shows_all or self._is_shown(name, card):
@@ -228,7 +228,7 @@ class Catalog:
 
         A pod that lists it as a base model does not make it another one than is declared.
         """
-        if (self._cards or self._withheld or self.planner.has_deleted) and name not in self._own:
+        if (self._cards or self._withheld or self.planner.deleted) and name not in self._own:
             if self.planner.is_leaving(name):
                 return False
             if owner_of(name, self._cards) is not None:
@@ -239,7 +239,8 @@ class Catalog:
 
     def admits_undeclared(self) -> bool:
         """Return whether adapters that pods list, and nobody declares, get requests."""
-        return self._may_admit and self._sources.terms_are_known()
+        sources = self._sources
+        return self._may_admit and (sources.had_terms or sources.terms_are_known())
 
     def proven(self, request: RequestInfo) -> RequestInfo:
         """Return a request that names a version by its served name, for the pods alone that may get
@@ -297,7 +298,7 @@ class Catalog:
         until_s = request.arrived_at_s + wait_s
         if now >= until_s:
             return None
-        if not self.planner.is_awaited(request.model):
+        if request.model not in self.planner.held:
             self._on_cold()
         return Wait(until_s, FOR_ADAPTER)
 

@@ -77,6 +77,7 @@ class Rewrites:
 
     Attributes:
         spelling: How clients and pods write the names that pods list.
+        is_active: A request without a header of its own may be rewritten.
     """
 
     def __init__(
@@ -136,15 +137,16 @@ class Rewrites:
                 self._exact.setdefault(model, draw)
             if not rule.models and self._generic is None:
                 self._generic = draw
+        self._look()
+
+    def _look(self) -> None:
+        has_rules = bool(self._exact) or self._generic is not None
+        self.is_active = has_rules or bool(self._declared) or self.spelling.joins
 
     def declare(self, names: Collection[str]) -> None:
         """Replace the adapters that pods may have under another name, known once one is picked."""
         self._declared = names
-
-    def is_active(self) -> bool:
-        """Return whether a request without a header of its own may be rewritten."""
-        has_rules = bool(self._exact) or self._generic is not None
-        return has_rules or bool(self._declared) or self.spelling.joins
+        self._look()
 
     def is_declared(self, model: str) -> bool:
         """Return whether pods may have a model under another name."""

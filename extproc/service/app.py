@@ -179,7 +179,7 @@ class App:
             await asyncio.sleep(DELAY_INTERVAL_S)
             self._watchdog.beat()
             delay_s = max(0.0, clock() - due_s)
-            telemetry.loop_delayed(delay_s)
+            telemetry.loop_delay_s.observe(delay_s)
             cpu_s = time.thread_time() - began_s
             pace.delayed(delay_s, cpu_s / (DELAY_INTERVAL_S + delay_s))
             self._parts.endings.delayed(delay_s)

@@ -22,8 +22,8 @@ from extproc.discovery.endpointlist import EndpointList
 from extproc.discovery.kubernetes.source import KubernetesDiscovery
 from extproc.envoy.endings import Endings
 from extproc.learned.slowness import SlowPods
-from extproc.observe.counters import PoolMetrics
 from extproc.observe.decisions import DecisionsService
+from extproc.observe.endpointmetrics import PoolMetrics
 from extproc.observe.gauges import add_gauges, add_traffic_gauges
 from extproc.observe.observers import Observers
 from extproc.observe.recorder import Recorder
@@ -74,7 +74,7 @@ class Parts:
     """The parts of one router; nothing runs and nobody listens yet.
 
     Attributes:
-        changed: Set when a pod has been asked, and when the endpoints or the adapters have changed.
+        changed: Set when what a pod lists, the endpoints or the adapters have changed.
         endpoints: The endpoints of discovery, handed on to all that follow them.
 
     Raises:
@@ -185,7 +185,7 @@ class Parts:
             on_lost=endings.lost_link,
             num_losses=partial(_num_losses, self.accounting, relay),
             on_num_routers=routing.pool.flights.set_num_routers,
-            on_garbage=recorder.telemetry.access_log_garbage,
+            on_garbage=recorder.telemetry.access_log_errors.add,
             observers=observers,
             clock=clocks.clock,
             rng=clocks.rng,

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 from extproc.config import Config, configured
@@ -16,16 +15,14 @@ from extproc.envoy.endings import Endings
 from extproc.envoy.health import HealthService
 from extproc.meters import Meters
 from extproc.observe.recorder import Recorder
-from extproc.observe.traced import Traced
-from extproc.observe.tracing import Tracing
+from extproc.observe.tracing import Traced, Tracing
 from extproc.peers.peering import ObservedRelay
 from extproc.request.codec import Codec
-from extproc.request.interfaces import StreamParts, StreamSettings
+from extproc.request.interfaces import StreamParts
 from extproc.request.listbudget import Lists
 from extproc.request.marks import Marks
 from extproc.request.processor import ExternalProcessor
 from extproc.request.sessions import SessionSources
-from extproc.request.stream import Stream
 from extproc.service.clocks import Clocks
 from extproc.service.peeraccess import keys_of
 from extproc.service.routing import Routing
@@ -79,21 +76,24 @@ class Services:
         self.lost_rewrites = parts.lost_rewrites
         settings = configured.stream_settings(config)
         self.processor = ExternalProcessor(
-            new_stream_of(parts, settings, recorder, tracing),
+            parts,
+            settings,
             _codec(config, settings.sessions),
             clocks.clock,
             call_later=asyncio.get_running_loop().call_later,
             is_open=is_open,
+            trace=None if tracing is None else tracer(recorder, tracing),
         )
         self.completions = CompletionService(
             endings.complete,
             wall_clock=clocks.wall_clock,
             on_refusal=endings.refused,
-            on_garbage=telemetry.access_log_garbage,
+            on_garbage=telemetry.access_log_errors.add,
             on_foreign=None if config.peers is None else relay.pass_on,
-            on_recorded=(lambda: None) if config.peers is None else relay.flush,
+            on_recorded=None if config.peers is None else relay.flush,
             on_streams=accounting.record_access_logs,
             on_lost=endings.lost_log,
+            reads_load=config.pods.orca,
             turns=self.processor.turns,
         )
         self.eds = EdsService(
@@ -153,15 +153,6 @@ def _codec(config: Config, sessions: SessionSources) -> Codec:
     )
 
 
-def new_stream_of(
-    parts: StreamParts, settings: StreamSettings, recorder: Recorder, tracing: Tracing | None
-) -> Callable[[Metadata, Callable[[], None], str], Stream]:
-    """Return the factory of streams; tracing costs nothing where it is off."""
-    if tracing is None:
-        return lambda _metadata, wake, envoy: Stream(parts, settings, wake, envoy)
-
-    def new_stream(metadata: Metadata, wake: Callable[[], None], envoy: str) -> Stream:
-        traced = Traced(recorder, partial(tracing.begin, metadata))
-        return Stream(replace(parts, observer=traced), settings, wake, envoy)
-
-    return new_stream
+def tracer(recorder: Recorder, tracing: Tracing) -> Callable[[Metadata], Traced]:
+    """Return what makes a stream's observer, with a span of its own, from its RPC's metadata."""
+    return lambda metadata: Traced(recorder, partial(tracing.begin, metadata))

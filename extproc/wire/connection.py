@@ -15,6 +15,16 @@ from extproc.wire import frames, grpc
 from extproc.wire.budget import Budget
 from extproc.wire.control import FloodMeter
 from extproc.wire.dispatch import FrameHandler
+from extproc.wire.frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    FRAME_HEADER_BYTES,
+    HEADERS,
+    RST_STREAM,
+    SETTINGS,
+)
+from extproc.wire.grpc import PREFIX_BYTES
 from extproc.wire.headers import HeaderReader
 from extproc.wire.lifetime import Lifetime, server_preface
 from extproc.wire.limits import DEFAULT_LIMITS, ConnectionFault, Counters, ErrorCode, Limits
@@ -27,6 +37,8 @@ from extproc.wire.streamstates import REMEMBERED
 
 _ID_MASK: Final = 0x7FFFFFFF
 _RING_MASK: Final = REMEMBERED - 1
+_HEAD_BYTES: Final = grpc.MESSAGE_HEAD.size
+_RESET_BYTES: Final = frames.U32.size
 
 # A read of 256 KiB holds some dozens of Envoy's messages, or thousands of frames chosen to be
 # expensive: 50 ms and more. A pass takes about 2 ms, then other connections have a turn.
@@ -38,7 +50,7 @@ _LIST_BYTES_PER_UNIT: Final = 1024  # of a header list; a byte of the block may 
 class Connection:
     """The protocol of one connection.
 
-    After each `receive_pass` (or `receive`), `tick`, `start_drain` and `on_output_ready`: write
+    After each `receive_pass`, `tick`, `start_drain` and `on_output_ready`: write
     `data_to_send()`, then close the socket if `is_over`. When the socket is lost: `lose()`.
 
     Args:
@@ -91,12 +103,6 @@ class Connection:
         return self.is_failed or (self._lifetime.is_final and not self.streams.open)
 
     # ---- bytes in
-
-    def receive(self, data: bytes, *, now: float) -> None:
-        """Handle a whole read, in as many passes as it takes."""
-        position = 0
-        while position < len(data):
-            position = self.receive_pass(data, position, now=now)
 
     def receive_pass(self, data: bytes, position: int, *, now: float) -> int:
         """Handle a read from `position` on: all, or `_PASS_UNITS` of work.
@@ -167,15 +173,15 @@ class Connection:
         max_bytes, half_bytes = self.limits.max_message_bytes, self.limits.stream_window_bytes >> 1
         max_frame_bytes, budget = frames.DEFAULT_MAX_FRAME_BYTES, self.budget
         end, taken_bytes, units_left = len(data), 0, _PASS_UNITS
-        while units_left > 0 and end - position >= frames.FRAME_HEADER_BYTES:
+        while units_left > 0 and end - position >= FRAME_HEADER_BYTES:
             units_left -= 1
-            if end - position < grpc.MESSAGE_HEAD.size:
+            if end - position < _HEAD_BYTES:
                 word, flags, stream_id = read_header(data, position)
                 compressed, size = 1, 0
             else:  # with what may be a message's prefix
                 word, flags, stream_id, compressed, size = read_head(data, position)
             length, kind = word >> 8, word & 0xFF
-            start = position + frames.FRAME_HEADER_BYTES
+            start = position + FRAME_HEADER_BYTES
             stop = start + length
             if length > max_frame_bytes:
                 _checked(length)
@@ -184,19 +190,19 @@ class Connection:
             position = stop
             if handler.expected_kind is not None:
                 handler.check_expected(kind, flags, stream_id & _ID_MASK)
-            if kind == frames.DATA:
+            if kind == DATA:
                 # 9113 6.9: all DATA counts towards the connection window.
                 taken_bytes += length
                 stream = streams_open.get(stream_id)
-                if stream is not None and stream.is_plain and not flags & ~frames.END_STREAM:
+                if stream is not None and stream.is_plain and not flags & ~END_STREAM:
                     partial = stream.partial
                     if partial is None:
-                        is_whole = not compressed and size == length - grpc.PREFIX_BYTES
+                        is_whole = not compressed and size == length - PREFIX_BYTES
                         if is_whole and size <= max_bytes:
                             if flags:
                                 stream.is_half_closed, stream.is_plain = True, False
                             try:
-                                stream.session.receive(data[start + grpc.PREFIX_BYTES : stop])
+                                stream.session.receive(data[start + PREFIX_BYTES : stop])
                             except Exception as error:
                                 streams.fail_session(stream, error)
                             if stream.is_ended:
@@ -213,25 +219,25 @@ class Connection:
                         budget.add(stream, length)
                         streams.count_data_of(stream, length)
                         continue
-            elif kind == frames.HEADERS:
+            elif kind == HEADERS:
                 units_left -= length // _HEADER_BYTES_PER_UNIT
                 if (
                     streams.last_id < stream_id <= _ID_MASK
                     and stream_id & 1
-                    and flags & ~frames.END_STREAM == frames.END_HEADERS
+                    and flags & ~END_STREAM == END_HEADERS
                 ):
                     before_bytes = reader.list_bytes
                     handler.open(stream_id, flags, data[start:stop], now)
                     units_left -= (reader.list_bytes - before_bytes) // _LIST_BYTES_PER_UNIT
                     continue
-            elif kind == frames.RST_STREAM and length == frames.U32.size:
+            elif kind == RST_STREAM and length == _RESET_BYTES:
                 slot = (stream_id >> 1) & _RING_MASK
                 if slots[slot] == stream_id << 1 and stream_id:
                     slots[slot] = stream_id << 1 | 1
                     self.outbox.drop_frames(stream_id)
                     continue
             handler.handle(kind, flags, stream_id & _ID_MASK, data[start:stop], now)
-            if kind == frames.SETTINGS:
+            if kind == SETTINGS:
                 units_left = 0  # it may have changed the windows of all open streams
         if taken_bytes:
             streams.count_data(taken_bytes)

@@ -20,7 +20,7 @@ from extproc.adapters.adapterstates import (
 from extproc.adapters.declared import Declaration, LoadMode
 from extproc.adapters.judging import MAX_JUDGED
 from extproc.adapters.ledger import LONG_LIST
-from extproc.adapters.placement import Capacity
+from extproc.adapters.placement.homes import Capacity
 from extproc.adapters.planner import Planner
 from extproc.adapters.versions import Kept
 from extproc.pods.podstate import PodState
@@ -112,27 +112,27 @@ def test_a_pod_that_has_listed_nothing_yet_may_have_any_adapter_of_its_pools() -
 def test_a_pod_whose_version_mixes_weights_loads_nothing_while_it_has_requests() -> None:
     pod = FakePod(ONE, unsafe_version="0.25.1", num_base=1)
     world = World([pod]).declared(Declaration("a", "/a"), for_s=10)
-    status, counts = world.status("a"), world.planners[0].counts()
+    status, failures = world.status("a"), world.planners[0].failures()
 
     assert world.having("a") == []
     assert (status.state, status.reason) == (AdapterState.LOADING, Failure.UNSAFE_VERSION)
     assert status.message.startswith(f"{ONE}: its engine, 0.25.1, would answer running requests")
-    assert counts.failures == {(ONE, Failure.UNSAFE_VERSION): 1}
+    assert failures == {(ONE, Failure.UNSAFE_VERSION): 1}
     pod.num_base = 0
     world.run(2)
     assert (world.having("a"), world.status("a").reason) == ([ONE], None)
-    assert not world.planners[0].counts().failures
+    assert not world.planners[0].failures()
 
 
 def test_an_adapter_without_effect_is_served_and_its_status_says_so() -> None:
     pod = FakePod(ONE, checks=Result(has_effect=False))
     world = World([pod], settings=AdapterSettings(checks_effect=True))
     world.declared(Declaration("a", "/a"), for_s=5)
-    status, counts = world.status("a"), world.planners[0].counts()
+    status, failures = world.status("a"), world.planners[0].failures()
 
     assert (status.state, status.reason) == (AdapterState.READY, Failure.NO_EFFECT)
     assert status.message == f"{ONE}: it answers as its base model does"
-    assert counts.failures == {(ONE, Failure.NO_EFFECT): 1}
+    assert failures == {(ONE, Failure.NO_EFFECT): 1}
 
 
 def test_an_adapter_that_is_asked_for_goes_to_a_pod_that_may_load_now() -> None:
@@ -488,9 +488,9 @@ def test_what_is_deleted_is_unknown_at_once_and_unloaded_after_its_last_request(
     world.run(3)
 
     assert not world.having("a0")
-    assert world.planner.deleting() == ["a0"]
+    assert [*world.planner.deleted] == ["a0"]
     assert world.planner.forgotten(now=world.now) == ["a0"]
-    assert world.planner.deleting() == []
+    assert not world.planner.deleted
 
 
 def test_a_load_that_arrives_after_the_deletion_is_undone() -> None:
@@ -524,7 +524,7 @@ def test_what_is_declared_again_is_what_it_was() -> None:
     world.declare()
     world.run(1)
     world.planner.declare(adapters(1), now=world.now, deleted=adapters(1))
-    assert world.planner.deleting() == []
+    assert not world.planner.deleted
     world.run(10)
 
     assert world.having("a0")
@@ -538,7 +538,7 @@ def test_an_unload_that_changed_nothing_is_tried_ever_less() -> None:
     world.run(100)
 
     assert sum(action.kind is CallKind.UNLOAD for _, action in world.log) == 5
-    assert world.planner.counts().failures == {(ONE, Failure.UNVERIFIED): 1}
+    assert world.planner.failures() == {(ONE, Failure.UNVERIFIED): 1}
 
 
 # --- calls --------------------------------------------------------------------------------------
@@ -641,7 +641,7 @@ def test_thousands_are_placed_and_judged_in_several_goes() -> None:
     planner.tick([state], {}, now=0.2)
 
     assert planner.next_s > 0.2
-    assert planner.counts().by_state == {AdapterState.LOADING: num}
+    assert +planner.num_by_state == {AdapterState.LOADING: num}
 
 
 def test_a_listing_that_was_overtaken_is_not_looked_at() -> None:
@@ -719,7 +719,7 @@ def test_a_pod_that_leaves_takes_its_failures_along() -> None:
     del world.pods[ONE], world.views[0][ONE]
     world.run(2)
 
-    assert world.planner.counts().failures == {(TWO, Failure.ENGINE): 1}
+    assert world.planner.failures() == {(TWO, Failure.ENGINE): 1}
 
 
 def test_what_is_deleted_while_it_is_yet_to_be_judged_is_gone() -> None:
@@ -730,7 +730,7 @@ def test_what_is_deleted_while_it_is_yet_to_be_judged_is_gone() -> None:
     planner.declare(adapters(1), now=0.0)
     planner.tick([state], {}, now=0.1)
 
-    assert planner.counts().by_state == {AdapterState.LOADING: 1}
+    assert +planner.num_by_state == {AdapterState.LOADING: 1}
 
 
 def test_a_version_that_pods_have_again_is_not_gone() -> None:
@@ -854,7 +854,7 @@ def test_names_that_nobody_declared_and_adapters_that_stay_as_they_are_cost_no_c
         sys.setprofile(count)
         try:
             if what == "numbers by state":
-                planner.counts()
+                planner.failures()
             else:
                 planner.tick([state], {}, now=0.5)
         finally:

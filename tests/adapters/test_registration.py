@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 from yarl import URL
 
+from extproc.adapters.changes import Changes
 from extproc.adapters.declared import ITEMS_A_PLACE, Declaration
 from extproc.adapters.registration import MAX_AT_ONCE, MAX_WAITING, Registration
 from extproc.adapters.scope import TokenFacts, TokenScope, Users
@@ -107,20 +108,23 @@ class Port:
         self.medium = medium = Breakable(database, interval_s=1, clock=lambda: self.now)
         medium.error = error
         self.store = Store(medium)
-        self.registration = registration = Registration(
+        tokens = Tokens(
+            self.token_file, max_per_s=10, clock=lambda: self.now, on_failure=self.failures.append
+        )
+        self.changing = Changes(
             self.store,
-            Tokens(
-                self.token_file,
-                max_per_s=10,
-                clock=lambda: self.now,
-                on_failure=self.failures.append,
-            ),
+            tokens,
+            lambda new: "the configuration has it" if new.name == "of/config" else "",
+            TokenFacts(self._has_others, lambda name: name == "base", lambda name: None),
+            self.changes.append,
+        )
+        registration = Registration(
+            self.store,
+            tokens,
+            self.changing,
             status=lambda name: self.status or {"state": f"of {name}"},
             wait_until_ready=self._wait,
-            why_not=lambda new: "the configuration has it" if new.name == "of/config" else "",
-            known=TokenFacts(self._has_others, lambda name: name == "base", lambda name: None),
             ready_s=60,
-            on_change=self.changes.append,
         )
 
         self.server = admin_server(
@@ -413,7 +417,7 @@ async def test_a_full_store_is_told_until_there_is_room_or_another_content(tmp_p
         ):
             port.medium.error = error
             await port.ask(method, f"/v1/adapters{path}", body)
-            told.append(port.registration.full)
+            told.append(port.changing.full)
 
     assert told == ["", "no space left", "disk full", "disk full", ""]
     said = [each.partition(": ")[2] for each in port.changes if "no room" in each]
@@ -427,7 +431,7 @@ async def test_a_full_store_is_not_told_once_something_else_is_in_it(tmp_path: P
         port.medium.error = None
         await port.store.put(Declaration("elsewhere", origin="store"))
 
-    assert port.registration.full == ""
+    assert port.changing.full == ""
 
 
 # --- several at once, and pages of them -----------------------------------------------------------
@@ -806,7 +810,7 @@ async def test_a_tokens_line_says_what_it_may_declare_beside_its_names(port: Por
         assert (await port.ask("POST", "/v1/adapters", declared, token="secret-a")).status == 201
     full = await port.ask("POST", "/v1/adapters", {"name": "a-3"}, token="secret-a")
     assert (full.status, full.code) == (507, "store_full")
-    assert port.registration.full.startswith("The names of the token a may take at most 2 places")
+    assert port.changing.full.startswith("The names of the token a may take at most 2 places")
 
 
 async def test_a_limited_token_fills_its_part_of_the_store_and_no_more(

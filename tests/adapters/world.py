@@ -19,7 +19,6 @@ from extproc.adapters.adapterstates import (
     AdapterState,
     AdapterStatus,
     CallKind,
-    Counts,
     Failure,
     Result,
 )
@@ -217,7 +216,7 @@ class World:
             is_leading=number in self.leading,
             is_led=number in self.led,
         )
-        assert planner.counts() == counted(planner)
+        assert (+planner.num_by_state, planner.failures()) == counted(planner)
         for name in self.names:
             self.served_at[planner.serving(name) or ""] = self.now
         for action in actions:
@@ -334,7 +333,9 @@ def adapters(num: int, **fields: object) -> list[Declaration]:
     ]
 
 
-def counted(planner: Planner) -> Counts:
+def counted(
+    planner: Planner,
+) -> tuple[Mapping[AdapterState, int], Mapping[tuple[str, Failure], int]]:
     """Return how many there are, counted one by one."""
     failures = Counter(
         (address, each.failure)
@@ -344,4 +345,4 @@ def counted(planner: Planner) -> Counts:
     for kept in planner.kept.values():
         failures.update((address, Failure.UNSAFE_VERSION) for address in unsafe(planner, kept))
         failures.update((address, Failure.NO_EFFECT) for address in without_effect(planner, kept))
-    return Counts(Counter(status.state for status in planner.statuses()), failures)
+    return Counter(status.state for status in planner.statuses()), failures

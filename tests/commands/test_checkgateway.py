@@ -8,8 +8,7 @@ import pytest
 from aiohttp import web
 from typer.testing import CliRunner
 
-from extproc.commands.gatewaycheck import check_gateway
-from extproc.commands.gatewayprobes import OPTIONAL, REQUIRED
+from extproc.commands.gatewaycheck import OPTIONAL, REQUIRED, check_gateway
 from extproc.commands.main import app
 from tests.servers import web_server
 

@@ -125,16 +125,19 @@ def test_a_record_without_times_gets_figures_and_no_promise(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "status", "words"),
     [
-        (("--profile", "nobody.yaml"), "nobody.yaml"),
-        (("--profile", "h100-8b", "--pods", "0"), "less than 1"),
-        (("--profile", "h100-8b", "--policy", "nobody"), "nobody"),
+        (("--profile", "nobody"), 2, "--profile nobody: allowed: "),
+        (("--profile", "nobody.yaml"), 2, "nobody.yaml"),
+        (("--profile", "h100-8b", "--pods", "0"), 1, "less than 1"),
+        (("--profile", "h100-8b", "--policy", "nobody"), 1, "nobody"),
     ],
 )
-def test_what_cannot_be_asked_is_said(options: tuple[str, ...], words: str, path: Path) -> None:
+def test_what_cannot_be_asked_is_said(
+    options: tuple[str, ...], status: int, words: str, path: Path
+) -> None:
     result = whatif(path, *options)
-    assert result.exit_code == 1
+    assert result.exit_code == status
     assert words in result.output + str(result.exception)
 
 

@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 from extproc.commands.checks import Check
-from extproc.commands.gatewaycheck import check_gateway
-from extproc.commands.gatewayprobes import OPTIONAL, REQUIRED
+from extproc.commands.gatewaycheck import OPTIONAL, REQUIRED, check_gateway
 from tests.e2e.charts import Chart, EppProcess, gateway_config
 from tests.e2e.conftest import SLOW, own_pods, router_config
 from tests.e2e.harness import EnvoyProcess, connection_manager, set_header_first

@@ -21,14 +21,22 @@ import pytest
 
 from extproc.lab.calibration.fromrecord import fit_record
 from extproc.lab.engine.profiles import EngineProfile, as_yaml
-from extproc.lab.trials.prospects import Prospect, prospects
 from extproc.lab.trials.table import line
-from extproc.lab.trials.whatif import RANK, WARM_UP, Case, add, missing_s, simulate
+from extproc.lab.trials.whatif import (
+    WARM_UP,
+    Case,
+    Prospect,
+    add,
+    missing_s,
+    prospects,
+    simulate,
+)
 from extproc.lab.workload.intervals import Interval
 from extproc.lab.workload.judge import Slo, percentile
 from extproc.lab.workload.recorded import Record, read_record
 from extproc.lab.workload.requests import Workload
 from extproc.lab.workload.running import FleetResult
+from extproc.lab.workload.traces import RANK
 from tests.commandline import run
 from tests.e2e.harness import RouterProcess
 from tests.e2e.realfleet import PROFILE, SETTINGS, run_real, small_workload

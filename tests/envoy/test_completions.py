@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.bounds import MAX_ATTEMPTS, MAX_DURATION_S, MAX_LAG_S, MAX_STATUS
-from extproc.envoy.completions import ENTRIES_A_PASS, MAX_PUT_OFF, CompletionService
+from extproc.envoy.completions import ENTRIES_A_PASS, MAX_PUT_OFF, ORCA_HEADER, CompletionService
 from extproc.learned.evidence import Evidence
 from extproc.passes import PassTurns
 from extproc.pods.completion import Completion
@@ -73,7 +73,8 @@ def nobody(_completion: Completion, _log: Hashable) -> None: ...
 
 def completions(*entries: Any) -> list[Completion]:
     seen: list[Completion] = []
-    CompletionService(into(seen), wall_clock=lambda: NOW_WALL_S).record(encode(*entries))
+    service = CompletionService(into(seen), wall_clock=lambda: NOW_WALL_S, reads_load=True)
+    service.record(encode(*entries))
     return seen
 
 
@@ -299,10 +300,18 @@ def test_entries_about_running_requests_are_passed_over(log_type: int) -> None:
 
 
 def test_intermediate_entries_are_passed_over() -> None:
-    logged = entry()
+    logged = entry(log_type=accesslog_pb2.NotSet)
     logged.common_properties.intermediate_log_entry = True
 
     assert completions(logged) == []
+
+
+def test_load_reports_are_read_only_where_pods_are_asked_for_them() -> None:
+    logged, seen = entry(), list[Completion]()
+    logged.response.response_headers[ORCA_HEADER] = "TEXT x=1"
+    CompletionService(into(seen), wall_clock=lambda: NOW_WALL_S).record(encode(logged))
+
+    assert [each.orca for each in (*seen, *completions(logged))] == ["", "TEXT x=1"]
 
 
 def test_the_service_reports_the_number_of_open_logs() -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from extproc.lab.fleet.fleet import Fleet
 from extproc.lab.fleet.settings import FleetEvent, FleetSettings
+from extproc.lab.workload.exchange import RequestRecord
 from extproc.lab.workload.requests import Arrival, Workload
 from extproc.lab.workload.running import FleetResult
 from extproc.routing.policies import LeastPending, Policy
@@ -41,6 +45,20 @@ def poisson(
         }
         arrivals.append(arrival(at_s, name, **lengths))
     return workload(*arrivals, adapters=names)
+
+
+def write_trace(folder: Path, work: Workload) -> Path:
+    """Write the requests as a trace, and return its file."""
+    path = folder / "trace.csv"
+    rows = [(a.at_s, a.adapter or "", a.prompt_tokens, a.output_tokens) for a in work.arrivals]
+    lines = [",".join(map(str, row)) for row in rows]
+    path.write_text("\n".join(["arrival_s,adapter,prompt_tokens,output_tokens", *lines]))
+    return path
+
+
+def load_records(path: Path) -> list[RequestRecord]:
+    """Read what `save_records` wrote."""
+    return msgspec.json.Decoder(RequestRecord).decode_lines(path.read_bytes())
 
 
 def watching(look: Callable[[Snapshot, RequestInfo], object]) -> type[Policy]:

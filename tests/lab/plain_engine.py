@@ -82,9 +82,7 @@ class _State:
     scheduled_s: float | None = None
     first_token_s: float | None = None
     num_preemptions: int = 0
-    num_cached_tokens: int = 0
-    deferred_s: float | None = None
-    slot_wait_s: float = 0.0
+    is_deferred: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -94,14 +92,7 @@ class _State:
         assert self.scheduled_s is not None
         assert self.first_token_s is not None
         return Timeline(
-            self.request,
-            self.submitted_s,
-            self.scheduled_s,
-            self.first_token_s,
-            finished_s,
-            self.num_preemptions,
-            self.slot_wait_s,
-            self.num_cached_tokens,
+            self.request, self.submitted_s, self.scheduled_s, self.first_token_s, finished_s
         )
 
 
@@ -109,7 +100,6 @@ class _State:
 class _Batch:
     budget: int
     parts: list[tuple[_State, int]] = field(default_factory=list)
-    admitted: list[EngineRequest] = field(default_factory=list)
     preempted: list[EngineRequest] = field(default_factory=list)
 
 
@@ -138,7 +128,7 @@ class PlainEngine:
         return EngineStats(
             num_running=len(self.running),
             num_waiting=len(self.waiting),
-            num_deferred=sum(state.deferred_s is not None for state in self.waiting),
+            num_deferred=sum(state.is_deferred for state in self.waiting),
             kv_usage_ratio=1 - len(self.blocks.queue) / self.kv_blocks,
         )
 
@@ -180,7 +170,6 @@ class PlainEngine:
             tokens=tuple(tokens),
             first_tokens=tuple(first_tokens),
             finished=tuple(finished),
-            admitted=tuple(batch.admitted),
             preempted=tuple(batch.preempted),
             adapters=adapters,
             loads=loads,
@@ -208,7 +197,7 @@ class PlainEngine:
         state.blocks = []
         state.computed = 0
         state.num_preemptions += 1
-        state.deferred_s = None
+        state.is_deferred = False
         self.waiting.insert(0, state)
         batch.preempted.append(state.request)
 
@@ -221,8 +210,7 @@ class PlainEngine:
             if not batch.budget or len(self.running) == self.profile.max_num_seqs:
                 break
             if adapter is not None and adapter not in adapters and len(adapters) == self.max_loras:
-                if state.deferred_s is None:
-                    state.deferred_s = now
+                state.is_deferred = True
                 kept.append(self.waiting.pop(0))
                 continue
             cached = self.blocks.cached(self._contents(state, state.num_preemptions - 1))
@@ -238,13 +226,9 @@ class PlainEngine:
         self.blocks.share(cached)
         state.blocks = cached
         state.computed = len(cached) * self.profile.block_tokens
-        if state.deferred_s is not None:
-            state.slot_wait_s += now - state.deferred_s
         if state.scheduled_s is None:
             state.scheduled_s = now
-            state.num_cached_tokens = state.computed
         self.running.append(state)
-        batch.admitted.append(state.request)
         self._take(state, min(state.num_tokens - state.computed, batch.budget), batch)
 
     def _take(self, state: _State, tokens: int, batch: _Batch) -> None:

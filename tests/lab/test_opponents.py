@@ -22,8 +22,7 @@ from extproc.lab.opponents.gateways import (
     as_scraped,
     rendezvous_order,
 )
-from extproc.lab.opponents.lmetric import LMetric
-from extproc.lab.opponents.recent import SinceReport
+from extproc.lab.opponents.papers import LMetric, SinceReport
 from extproc.routing.policies import Policy
 from extproc.types import Choice, RequestInfo, Snapshot, Wait
 from tests.builders import address, endpoint_view, request, snapshot

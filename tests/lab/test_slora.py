@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from extproc.lab.fleet.fleet import Fleet
 from extproc.lab.fleet.settings import FleetSettings
 from extproc.lab.opponents import opponent
-from extproc.lab.opponents.slora import SloraRoom
+from extproc.lab.opponents.papers import SloraRoom
 from extproc.lab.trials.suites import find_suite, make_trial_parts, parse_suite
 from extproc.lab.workload.judge import Slo, measure
 from extproc.lab.workload.running import FleetResult, FlightState

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 from extproc.config.configfile import parse_config
@@ -91,7 +92,7 @@ class Scene:
             router, router.models, rewrites, endings, Lists(), recorder, lambda: self.now
         )
 
-    def reads(self, clocks: Clocks) -> Pods:
+    def reads(self, clocks: Clocks, on_asked: Callable[[], None] = lambda: None) -> Pods:
         """Return what reads the reports of the pool's pods; it has none to read yet."""
         config = parse_config("discovery: {static: []}")
         scrapes, polls = pod_loops(config)
@@ -107,7 +108,7 @@ class Scene:
             readiness=Readiness(limit_s=1.0),
             accounting=self.accounting,
             recorder=self.recorder,
-            on_asked=lambda: None,
+            on_asked=on_asked,
             clock=clocks.clock,
             cpu_clock=clocks.cpu_clock,
             rng=clocks.rng,

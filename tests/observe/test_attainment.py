@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from extproc.observe.attainment import (
     MAX_LABEL_CHARS,
     OTHER,
-    AttainedShare,
     Attainment,
     CappedLabel,
 )
@@ -103,8 +102,8 @@ def test_each_path_has_its_share_and_old_requests_leave_it() -> None:
     attainment.completed("/a", answered(2.0, 2.1), 0.5)
     attainment.completed("/b", answered(0.1, 0.2), 5.0)
 
-    assert attainment.recent(now=9.0) == {"/a": AttainedShare(1, 2), "/b": AttainedShare(1, 1)}
-    assert attainment.recent(now=12.0) == {"/b": AttainedShare(1, 1)}
+    assert attainment.recent(now=9.0) == {"/a": (1, 2), "/b": (1, 1)}
+    assert attainment.recent(now=12.0) == {"/b": (1, 1)}
     assert attainment.recent(now=99.0) == {}
     assert attainment.counts == {("/a", "true"): 1, ("/a", "false"): 1, ("/b", "true"): 1}
 
@@ -115,9 +114,9 @@ def test_paths_beyond_the_limit_share_one_label() -> None:
         attainment.rejected(path, no_endpoints(), now=0.0)
 
     assert attainment.recent(now=0.0) == {
-        "/a": AttainedShare(0, 2),
-        "/b": AttainedShare(0, 1),
-        OTHER: AttainedShare(0, 2),
+        "/a": (0, 2),
+        "/b": (0, 1),
+        OTHER: (0, 2),
     }
 
 
@@ -137,12 +136,12 @@ def test_the_window_counts_what_is_younger_than_it_to_a_second(
         now += pause_s
         attainment.completed(PATH, answered(0.1 if is_fast else 2.0, 2.0), now)
         seen.append((now, is_fast))
-    share = attainment.recent(now=now).get(PATH, AttainedShare())
+    num_attained, num_requests = attainment.recent(now=now).get(PATH, (0, 0))
     surely = [fast for when, fast in seen if when > now - 9.0]
     perhaps = [fast for when, fast in seen if when > now - 11.0]
 
-    assert len(surely) <= share.num_requests <= len(perhaps)
-    assert sum(surely) <= share.num_attained <= sum(perhaps)
+    assert len(surely) <= num_requests <= len(perhaps)
+    assert sum(surely) <= num_attained <= sum(perhaps)
 
 
 def test_a_value_that_is_too_long_has_one_label_for_all_its_beginning() -> None:

@@ -65,7 +65,7 @@ class Scene:
     def decide(self, decision: Pick | Rejection, seconds: float = 0.000_1) -> None:
         self.telemetry.routed(decision, seconds)
         if isinstance(decision, Rejection):
-            self.telemetry.rejected(decision)
+            self.telemetry.rejections.add((decision.reason,))
         self.decisions.publish(DecisionRecord(decision, 1_700_000_000.25, seconds, path="/p"))
 
     def frame(self, after_s: float = 0.25) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +21,8 @@ from extproc.pods.completion import Ended
 from extproc.rejections import no_endpoints
 from extproc.request import messages as m
 from extproc.request.interfaces import StreamSettings
-from extproc.service.services import new_stream_of
+from extproc.request.stream import Stream
+from extproc.service.services import tracer
 from extproc.tenancy import Claim
 from extproc.types import Outcome
 from tests.builders import body, completion, request_headers
@@ -29,13 +31,13 @@ from tests.routing.scene import routed
 
 
 class Broken:
-    """An observer of any kind, every method of which raises."""
+    """An observer of any kind, every method of which raises, and of its parts."""
 
-    def __getattr__(self, name: str) -> Any:
-        def fail(*args: object, **kwargs: object) -> None:
-            raise RuntimeError(f"{name} is broken")
+    def __getattr__(self, name: str) -> Broken:
+        return Broken()
 
-        return fail
+    def __call__(self, *args: object, **kwargs: object) -> None:
+        raise RuntimeError("it is broken")
 
 
 def serve(scene: Scene) -> None:
@@ -120,8 +122,8 @@ def test_failures_of_an_observer_do_not_fill_the_log(limited_log: pytest.LogCapt
 
 def decide(tracing: Any, *, num_waits: int = 0) -> Scene:
     scene = Scene(num_waits=num_waits)
-    new_stream = new_stream_of(scene.parts, StreamSettings(), scene.recorder, tracing)
-    stream = new_stream({}, lambda: None, "")
+    parts = replace(scene.parts, observer=tracer(scene.recorder, tracing)({}))
+    stream = Stream(parts, StreamSettings(), lambda: None)
     stream.handle(request_headers(body_mode=m.BodyMode.BUFFERED), now=1.0)
     commands = stream.handle(m.BodyChunk(body(), True), now=1.0)
     for number in range(num_waits):

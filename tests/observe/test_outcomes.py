@@ -290,7 +290,7 @@ def test_a_request_that_is_not_known_is_said_to_be_so_and_for_how_long_decisions
 
 def test_a_refused_watcher_looks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     service = DecisionsService(max_watchers=0)
-    monkeypatch.setattr(service, "find", lambda _request: pytest.fail("looked for it"))
+    monkeypatch.setattr(service, "last", lambda _limit: pytest.fail("looked for it"))
     call, _ = watch(service, request="nobody")
 
     assert call.ended == (Code.RESOURCE_EXHAUSTED, "too many watchers")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from extproc.observe.counters import PoolMetrics
+from extproc.observe.endpointmetrics import PoolMetrics
 from extproc.types import EndpointView
 from tests.builders import endpoint_view, snapshot
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from extproc.bounds import MAX_DURATION_S
-from extproc.observe.explanation import MAX_TEXT_CHARS, describe_result
+from extproc.observe.explanation import describe_result
+from extproc.observe.outcomes import MAX_TEXT_CHARS
 from extproc.pods.completion import DecisionRecord
 from extproc.rejections import late, no_endpoints, saturated
 from extproc.types import Reason, Rejection

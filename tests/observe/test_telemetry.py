@@ -151,7 +151,7 @@ def test_a_policy_that_invents_reasons_does_not_grow_the_page_for_ever() -> None
 
 def test_rejections_are_counted_by_reason_and_absent_reasons_are_0() -> None:
     metrics = telemetry()
-    metrics.rejected(FULL)
+    metrics.rejections.add((FULL.reason,))
 
     assert sample(metrics, "rejections_total", reason="saturated") == 1
     assert {sample(metrics, "rejections_total", reason=each) for each in Reason} == {0, 1}
@@ -191,8 +191,8 @@ def test_completions_are_counted_by_outcome_with_their_lag() -> None:
     metrics = telemetry()
     metrics.completed(Outcome.COMPLETED, lag_s=0.03)
     metrics.completed(Outcome.EXPIRED)
-    metrics.completion_unmatched()
-    metrics.picks_expired(3)
+    metrics.unmatched.add()
+    metrics.expired.add((), 3)
 
     assert sample(metrics, "completions_total", outcome="completed") == 1
     assert sample(metrics, "completions_total", outcome="expired") == 1
@@ -204,11 +204,11 @@ def test_completions_are_counted_by_outcome_with_their_lag() -> None:
 
 def test_troubles_are_counted() -> None:
     metrics = telemetry(WITH_A)
-    metrics.scraped(0.003)
-    metrics.scrape_failed(WITH_A.address)
-    metrics.eds_refused()
-    metrics.refused()
-    metrics.access_log_garbage()
+    metrics.scrape_s.observe(0.003)
+    metrics.scrape_failures.add((WITH_A.address,))
+    metrics.eds_refusals.add()
+    metrics.full_answers.add()
+    metrics.access_log_errors.add()
 
     assert sample(metrics, "scrape_seconds_count") == 1
     assert sample(metrics, "scrape_failures_total", endpoint=WITH_A.address) == 1
@@ -278,7 +278,7 @@ def test_labels_of_endpoints_that_left_the_pool_disappear() -> None:
     views = [WITH_A, BARE]
     metrics = Telemetry(snapshot=lambda: Snapshot(tuple(views)), version="1")
     for view in views:
-        metrics.scrape_failed(view.address)
+        metrics.scrape_failures.add((view.address,))
     views.remove(BARE)
 
     assert BARE.address.encode() not in generate_latest(metrics.registry)
@@ -360,9 +360,10 @@ def test_totals_are_the_counts_so_far() -> None:
     metrics = telemetry()
     metrics.routed(FULL, 0.25)
     metrics.routed(FULL, 0.5)
-    metrics.rejected(FULL)
+    metrics.rejections.add((FULL.reason,))
 
-    assert metrics.totals() == (2, 0.75, 1)
+    choices = metrics.decision_s
+    assert (choices.count, choices.sum, metrics.rejections.total) == (2, 0.75, 1)
 
 
 def test_only_picks_that_were_held_have_a_time_of_that() -> None:
@@ -386,7 +387,7 @@ def test_a_page_is_of_one_moment_whatever_happens_while_it_is_made() -> None:
     first = next(page)
     metrics.routed(pick(), None)
     metrics.completed(Outcome.COMPLETED, lag_s=1.0)
-    metrics.rejected(FULL)
+    metrics.rejections.add((FULL.reason,))
     views[:], picks[0] = [BARE, CACHED_A], 2.0
 
     assert [first, *page] == before

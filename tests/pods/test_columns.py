@@ -161,7 +161,7 @@ class _Life:
 
     def _trouble(self, where: str) -> None:
         pool, rng = self.pool, self._rng
-        kind = rng.randrange(5)
+        kind = rng.randrange(6)
         if kind == 0:
             pool.record_unreachable(where)
         elif kind == 1 and self._ours:
@@ -171,6 +171,8 @@ class _Life:
             pool.record_models(where, listed, now=self.now)
         elif kind == 3 and self._ours:
             pool.flights.move(self._ours[-1], where, now=self.now)
+        elif kind == 4:
+            pool.record_same_models(where, now=self.now, asked_at_s=self.now)
         else:
             if rng.random() < 0.5:
                 self._other.leave(now=self.now)

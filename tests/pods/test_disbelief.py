@@ -43,6 +43,16 @@ def test_a_list_that_was_asked_for_since_and_has_the_model_is_believed() -> None
     assert (before, have(made)) == ([2], [1, 2])
 
 
+def test_a_list_that_says_the_same_as_the_last_is_believed_as_well() -> None:
+    made = pool()
+    answer(made, 1, Evidence.NOT_FOUND, now=1.0)
+    assert made.record_same_models(address(1), now=2.0, asked_at_s=0.5)
+    before = have(made)
+    assert made.record_same_models(address(1), now=2.0, asked_at_s=1.5)
+
+    assert (before, have(made)) == ([2], [1, 2])
+
+
 def test_further_404s_take_longer_until_it_serves_the_model() -> None:
     made, now = pool(), 1.0
     for expected_s in (0.0, FIRST_S, 2 * FIRST_S, 4 * FIRST_S):

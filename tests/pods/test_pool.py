@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from extproc.costs import Costs
 from extproc.learned.ejections import Cause, OutlierSettings
 from extproc.learned.evidence import Evidence
+from extproc.pods.accounting import Accounting
 from extproc.pods.foreign import ALONE_S, STEADY_S
 from extproc.pods.listedmodels import MAX_SILENCES
 from extproc.pods.podreports import RESTART_TOLERANCE_S
@@ -155,7 +156,7 @@ def test_of_a_strange_endpoint_no_report_is_late_or_as_expected() -> None:
     made = pool(1)
     made.record_late(address(9))
 
-    assert not made.is_expected(address(9))
+    assert not Accounting(made, "r").is_expected(address(9), now=0.0)
 
 
 def test_a_report_is_trusted_until_it_expires_and_a_new_one_is_trusted_again() -> None:
@@ -322,6 +323,25 @@ def test_one_that_can_be_reached_again_has_nothing_until_it_lists_it_unless_it_i
 
 
 # --- models ---------------------------------------------------------------------------------
+
+
+def test_a_list_that_is_the_same_counts_as_an_answer_unless_it_was_forgotten() -> None:
+    made = pool(max_loras=2)
+    where, process = address(1), report(process_start_wall_s=100.0)
+    found = [made.record_same_models(at, now=0.0, asked_at_s=0.0) for at in (where, address(9))]
+    made.record_report(where, process, taken_at_s=0.0)
+    assert made.record_models(where, cards("a"), now=0.0)
+    assert not made.record_models(where, cards("a"), now=0.0)
+    made.record_silence(where)
+    made.record_late(where)
+    before = view(made, now=9.0).is_silent
+    found.append(made.record_same_models(where, now=9.0, asked_at_s=9.0))
+    after = view(made, now=9.0)
+    made.record_unreachable(where)
+    found.append(made.record_same_models(where, now=10.0, asked_at_s=10.0))
+
+    assert found == [False, False, True, False]
+    assert (before, after.is_silent, after.registered) == (True, False, frozenset({BASE, "a"}))
 
 
 def test_models_are_registered_where_they_are_listed_and_known_to_the_pool() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,9 @@ import yaml
 from extproc import __version__
 from release import __main__ as command
 from release import steps
-from release.audit import judge
-from release.chart import CHART, files_of, package_chart
 from release.notes import check_tag, draft, notes_of
 from release.place import ROOT, Place, ReleaseError, run
+from release.steps import CHART, judge, package_chart
 from release.table import Record, as_markdown, write_checksums
 from tests.pages import relative, tracked
 
@@ -88,6 +88,12 @@ def test_a_checkout_without_a_version_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ReleaseError, match="has no __version__"):
         _ = place.version
+
+
+def files_of(package: Path) -> list[str]:
+    """The names of the files in a packaged chart, without its own folder."""
+    with tarfile.open(package) as archive:
+        return sorted(name.partition("/")[2] for name in archive.getnames())
 
 
 def test_a_chart_is_packaged_as_the_program_s_version(tmp_path: Path) -> None:

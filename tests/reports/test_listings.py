@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, closing
 from random import Random
 from typing import Any
@@ -18,6 +19,7 @@ from extproc.reports.listings import (
     MAX_TEXT_CHARS,
     ModelsError,
     ModelsPoller,
+    content_of,
     decode_models,
     fetch_list,
 )
@@ -168,11 +170,14 @@ class Listener:
     def __init__(self) -> None:
         self.told: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
 
-    def poller(self, interval_s: float) -> ModelsPoller:
+    def poller(
+        self, interval_s: float, on_same: Callable[[str, float, float], bool] = lambda *_: False
+    ) -> ModelsPoller:
         return ModelsPoller(
             LoopSettings(interval_s, 5.0, 0.01, {"Authorization": "Bearer key"}),
             ScrapePace(1.0, 2.0, models_interval_s=interval_s),
             on_models=lambda *told: self.told.put_nowait(told),
+            on_same=on_same,
             on_failure=lambda *told: self.told.put_nowait(told),
             clock=lambda: 42.0,
             cpu_clock=lambda: 42.0,
@@ -194,6 +199,66 @@ async def test_a_poller_reports_the_models_of_every_endpoint_again_and_again() -
 
     assert {each[0] for each in told} == addresses
     assert {each[1:] for each in told} == {(CARDS, 42.0, 0.0)}
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+async def test_a_list_that_says_the_same_is_read_again_only_where_it_is_wanted(
+    is_taken: bool,
+) -> None:
+    pod, listener, same = Pod(), Listener(), asyncio.Queue[str]()
+
+    def on_same(address: str, _now: float, _took_s: float) -> bool:
+        same.put_nowait(address)
+        return is_taken
+
+    poller = listener.poller(0.002, on_same)
+    async with pod.serve() as url:
+        address = host_and_port(url)
+        poller.set_endpoints([Endpoint(address)])
+        assert (await listener.next())[1] == CARDS
+        pod.body = BODY.replace(b"17952585", b"17952586").replace(b"modelperm-1", b"modelperm-2")
+        assert [await asyncio.wait_for(same.get(), 60) for _ in range(3)] == [address] * 3
+        assert listener.told.empty() is is_taken
+        pod.body = BODY.replace(b"/a0", b"/a1")
+        while (await listener.next())[1][1].root != "/adapters/a1":
+            pass
+        await poller.aclose()
+
+
+async def test_a_list_that_was_refused_is_refused_again() -> None:
+    most = [{"id": str(number)} for number in range(MAX_MODELS + 1)]
+    pod, listener, same = Pod(), Listener(), list[str]()
+
+    def on_same(address: str, _now: float, _took_s: float) -> bool:
+        same.append(address)
+        return True
+
+    pod.body = msgspec.json.encode({"data": most})
+    poller = listener.poller(0.002, on_same)
+    async with pod.serve() as url:
+        poller.set_endpoints([Endpoint(host_and_port(url))])
+        for _ in range(3):
+            assert "10001 models" in (await listener.next())[1]
+        await poller.aclose()
+
+    assert content_of(pod.body) is not None
+    assert not same
+
+
+@pytest.mark.parametrize(
+    ("said", "other"),
+    [(b'"a0"', b'"a1"'), (b"/a0", b"/a1"), (b'parent":"tiny', b'parent":"t'), (b"512", b"513")],
+)
+def test_lists_that_differ_in_more_than_their_times_say_something_else(
+    said: bytes, other: bytes
+) -> None:
+    assert content_of(BODY) == content_of(BODY.replace(b"17952585", b"1"))
+    assert content_of(BODY) != content_of(BODY.replace(said, other))
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"data":[{"id":7}]}', BODY + b" " * 262144])
+def test_what_is_no_list_or_a_long_one_is_looked_at_as_a_whole(body: bytes) -> None:
+    assert content_of(body) is None
 
 
 async def test_a_poller_reports_failures_and_continues() -> None:

@@ -9,8 +9,7 @@ from extproc.passes import TimerHandle
 from extproc.request.codec import Codec
 from extproc.request.interfaces import StreamSettings
 from extproc.request.processor import ExternalProcessor
-from extproc.request.stream import Stream
-from extproc.wire.rpc import Metadata, Session
+from extproc.wire.rpc import Session
 from tests.builders import body
 from tests.request.ext_proc import request_body, request_headers
 from tests.request.fakerouter import FakeRouter
@@ -42,15 +41,13 @@ class Service:
 
     def __post_init__(self) -> None:
         self.processor = ExternalProcessor(
-            new_stream=self.new_stream,
+            self.router.parts(),
+            self.settings,
             codec=self.codec,
             clock=lambda: self.now,
             call_later=self.call_later,
             is_open=lambda: self.is_open,
         )
-
-    def new_stream(self, _metadata: Metadata, wake: Callable[[], None], envoy: str) -> Stream:
-        return self.router.stream(self.settings, wake, envoy)
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> TimerHandle:
         self.timers.append(Timer(delay_s, callback))

@@ -27,14 +27,14 @@ def alias(target: str, *models: str) -> Rule:
 def test_without_rules_a_model_stays_what_it_is() -> None:
     plain = rewrites()
 
-    assert not plain.is_active()
+    assert not plain.is_active
     assert (plain.draw("a").model, plain.draw("").model) == ("a", "")
 
 
 def test_a_rule_that_names_the_model_counts_before_a_generic_one() -> None:
     both = rewrites(alias("x"), alias("y", "a", "b"))
 
-    assert both.is_active()
+    assert both.is_active
     assert [both.draw(model).model for model in ("a", "b", "c")] == ["y", "y", "x"]
 
 
@@ -73,7 +73,7 @@ def test_a_generic_rule_serves_bodies_without_a_model_and_one_that_names_it_does
 def test_a_header_counts_where_no_rule_matches(model: str) -> None:
     assert rewrites(alias("x", "b")).draw(model, "h").model == "h"
     assert rewrites(alias("x")).draw(model, "h").model == "x"
-    assert not rewrites().is_active()
+    assert not rewrites().is_active
 
 
 @pytest.mark.parametrize(
@@ -101,14 +101,14 @@ def test_a_rule_whose_targets_all_have_weight_zero_is_none() -> None:
     rules = rewrites(Rule("r", ("m",), (("a", 0),)), alias("b", "m"))
 
     assert rules.draw("m").model == "b"
-    assert not rewrites(Rule("r", ("m",), (("a", 0),))).is_active()
+    assert not rewrites(Rule("r", ("m",), (("a", 0),))).is_active
 
 
 def test_declared_adapters_alone_make_it_active() -> None:
     plain = rewrites()
     plain.declare({"a"})
 
-    assert plain.is_active()
+    assert plain.is_active
 
 
 def test_what_it_concerns_is_known_without_drawing() -> None:
@@ -162,7 +162,7 @@ def test_a_model_concerns_us_where_pods_read_its_name_after_its_base_model_s() -
     spelled = Rewrites((), rng=Random(1), spelling=Spelling(cards.get, joins=True))
     spelled.declare({"qwen"})
 
-    assert (spelled.is_active(), Rewrites((), rng=Random(1)).is_active()) == (True, False)
+    assert (spelled.is_active, Rewrites((), rng=Random(1)).is_active) == (True, False)
     assert [spelled.concerns(name) for name in ("sql", "qwen:sql", "qwen", "x")] == [
         True,
         False,

@@ -138,7 +138,7 @@ async def test_what_was_read_once_is_known_for_good_and_its_age_is_told(
         moved.rename(tmp_path)
         await eventually(lambda: not scene.service.warnings())
         assert "the last contents stay in force" in caplog.text
-        assert "read again after 30 s" in caplog.text
+        assert "adapters.store: works again" in caplog.text
 
 
 async def test_a_content_that_was_bad_at_the_start_holds_back_what_nobody_declares(

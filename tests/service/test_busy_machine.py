@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import ExitStack
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from grpc import aio
 
-from bench.processes import busy_loops
 from extproc.lab.fakepod.config import PodConfig
+from extproc.stack.processes import bound_to_us
 from tests import clients
 from tests.e2e.harness import RouterProcess
 from tests.fakepods import running_pods
@@ -22,6 +25,21 @@ INTERVAL_S = 0.05
 NUM_PODS = 8
 NUM_LOOPS = (2, 2, 4, 8, 16, 32)
 """Started one after the other."""
+
+
+@contextmanager
+def busy_loops(num: int, *, cpu: int) -> Iterator[None]:
+    """So many processes that always want to run on this core."""
+    command = [sys.executable, "-c", "while True: pass"]
+    loops = [subprocess.Popen(bound_to_us(command)) for _ in range(num)]
+    try:
+        for each in loops:
+            os.sched_setaffinity(each.pid, {cpu})
+        yield
+    finally:
+        for each in loops:
+            each.kill()
+            each.wait()
 
 
 class Watched:

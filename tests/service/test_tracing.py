@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
@@ -15,7 +16,7 @@ from extproc.observe.tracing import DEFAULT_SERVICE_NAME, Tracing
 from extproc.request import messages as m
 from extproc.request.interfaces import StreamSettings
 from extproc.request.stream import Stream
-from extproc.service.services import new_stream_of
+from extproc.service.services import tracer
 from extproc.service.startup import make_tracing
 from tests.builders import address, body, request_headers
 from tests.observe.scene import Scene
@@ -47,8 +48,10 @@ def spans() -> Iterator[Spans]:
 
 def begin(scene: Scene, tracing: Tracing | None, metadata: dict[str, str]) -> Stream:
     """A stream over the scene's router."""
-    new_stream = new_stream_of(scene.parts, StreamSettings(), scene.recorder, tracing)
-    return new_stream(metadata, lambda: None, "")
+    parts = scene.parts
+    if tracing is not None:
+        parts = replace(parts, observer=tracer(scene.recorder, tracing)(metadata))
+    return Stream(parts, StreamSettings(), lambda: None)
 
 
 def decide(

@@ -88,6 +88,9 @@ def effect_of(checks: list[Check]) -> Check:
 
 async def is_effective(client: VllmClient, name: str) -> bool | None:
     with closing(PodClient()) as pod:
-        found = [await likeliest(pod, client.server.url, each) for each in (BASE_MODEL, name)]
+        found = [
+            await likeliest(pod, client.server.url, each, timeout_s=60)
+            for each in (BASE_MODEL, name)
+        ]
     base, adapter = found
     return None if base is None or adapter is None else has_effect(base, adapter)

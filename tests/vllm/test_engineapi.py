@@ -38,12 +38,12 @@ def change(folder: Path, **fields: object) -> None:
 
 async def loaded(url: str, name: str, path: Path | str, key: str = "") -> Result:
     with closing(PodClient({"Authorization": f"Bearer {key}"})) as client:
-        return await load(client, url, PROFILES["vllm"], name=name, path=str(path))
+        return await load(client, url, PROFILES["vllm"], name=name, path=str(path), timeout_s=60)
 
 
 async def unloaded(url: str, name: str, key: str = "") -> Result:
     with closing(PodClient({"Authorization": f"Bearer {key}"})) as client:
-        return await unload(client, url, PROFILES["vllm"], name=name)
+        return await unload(client, url, PROFILES["vllm"], name=name, timeout_s=60)
 
 
 async def checked(folder: Path) -> Result | None:

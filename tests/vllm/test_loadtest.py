@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from extproc.lab.loadtest.replay import ReplaySettings, replay
-from extproc.lab.workload.exchange import RequestForm, RequestRecord, load_records
+from extproc.lab.workload.exchange import RequestForm, RequestRecord
 from extproc.lab.workload.judge import Slo
 from extproc.lab.workload.requests import Workload
 from extproc.lab.workload.synthetic import zipf
+from tests.lab.lab import load_records, write_trace
 from tests.vllm.server import ADAPTERS, BASE_MODEL, ROOT, VllmServer
 
 NUM_ADAPTERS = 4
@@ -36,10 +38,8 @@ def workload() -> Workload:
         ranks=(8,),
     )
     names = dict(zip(sorted(made.adapters), ADAPTERS, strict=False))
-    head, *rest = made.to_bytes().decode().splitlines(keepends=True)
-    for old, new in names.items():
-        head, rest = head.replace(old, new), [line.replace(old, new) for line in rest]
-    return Workload.from_bytes("".join([head, *rest]).encode())
+    arrivals = tuple(replace(each, adapter=names[each.adapter or ""]) for each in made.arrivals)
+    return replace(made, arrivals=arrivals, adapters=dict.fromkeys(names.values(), 8))
 
 
 def check_records(workload: Workload, records: Sequence[RequestRecord]) -> None:
@@ -74,8 +74,7 @@ async def test_replay_times_and_counts_every_response(
 async def test_locust_times_and_counts_every_response(
     vllm_server: VllmServer, workload: Workload, tmp_path: Path
 ) -> None:
-    sent, kept = tmp_path / "workload", tmp_path / "records"
-    workload.save(sent)
+    sent, kept = write_trace(tmp_path, workload), tmp_path / "records"
     options = {
         "--host": vllm_server.url,
         "--workload": sent,

@@ -30,7 +30,6 @@ from extproc.lab.loadtest.replay import ReplaySettings, replay
 from extproc.lab.loadtest.results import LoadResult, describe_machine, real_run, save
 from extproc.lab.loadtest.runs import BlockRun
 from extproc.lab.loadtest.screen import line_of, print_comparison
-from extproc.lab.trials.specs import SloSpec
 from extproc.lab.workload.exchange import RequestForm, RequestRecord
 from extproc.lab.workload.judge import Slo
 from extproc.lab.workload.requests import Workload
@@ -170,7 +169,7 @@ async def test_policies_that_know_adapters_read_fewer_from_disk_than_round_robin
         about=f"{NUM_SERVERS} real vLLM servers, a tiny model on the CPU, {MAX_LORAS} slots each.",
         date=date,
         machine=describe_machine(),
-        slo=SloSpec(ttft_s=SLO.ttft_s, tpot_s=SLO.tpot_s),
+        slo=SLO,
         runs=[run.result for round_ in rounds for run in round_ if run.result],
     )
     save(result, RESULT)

@@ -204,7 +204,9 @@ class Peer:
     def feed(self, *parts: bytes | hf.Frame) -> list[hf.Frame]:
         """Feed all parts in one read; return the frames that came out."""
         data = b"".join(p if isinstance(p, bytes) else p.serialize() for p in parts)
-        self.connection.receive(data, now=self.now)
+        position = 0
+        while position < len(data):
+            position = self.connection.receive_pass(data, position, now=self.now)
         return self.take()
 
     def tick(self, after_s: float) -> list[hf.Frame]:

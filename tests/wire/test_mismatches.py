@@ -125,8 +125,8 @@ async def test_what_looks_for_open_ports_is_no_gateway(tmp_path: Path, first: by
 
 def test_a_preface_that_comes_in_two_parts_is_no_tls() -> None:
     connection = Connection({}, now=0.0, host="10.0.0.1")
-    connection.receive(b"PRI * HTTP", now=0.0)
-    connection.receive(b"\x16\x03\x01", now=0.0)
+    connection.receive_pass(b"PRI * HTTP", 0, now=0.0)
+    connection.receive_pass(b"\x16\x03\x01", 0, now=0.0)
 
     assert connection.is_failed
     assert not any(connection.counters.mismatches.counts.values())

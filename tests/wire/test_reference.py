@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from extproc.request.codec import Codec
 from extproc.request.interfaces import StreamSettings
 from extproc.request.processor import ExternalProcessor
-from extproc.request.stream import Stream
 from extproc.wire import server as wire
 from extproc.wire.limits import Limits
 from extproc.wire.rpc import Code, Method
@@ -60,17 +59,16 @@ class Servers:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
-        self.settings: dict[str, Any] = {}
+        self.processors: list[ExternalProcessor] = []
         self.addresses: list[str] = self.run(self._start())
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE_S)
 
     def methods(self) -> list[Method]:
-        def new_stream(_metadata: Any, wake: Any, envoy: str) -> Stream:
-            return FakeRouter().stream(StreamSettings(**self.settings), wake, envoy)
-
-        processor = ExternalProcessor(new_stream, Codec(), self.loop.time, self.loop.call_later)
+        parts, times = FakeRouter().parts(), (self.loop.time, self.loop.call_later)
+        processor = ExternalProcessor(parts, StreamSettings(), Codec(), *times)
+        self.processors.append(processor)
         return [*processor.methods(), Method(SCRIPT, Script)]
 
     async def _start(self) -> list[str]:
@@ -108,9 +106,11 @@ def servers() -> Iterator[Servers]:
 
 @contextmanager
 def configured(servers: Servers, **settings: Any) -> Iterator[None]:
-    servers.settings = settings
+    for each in servers.processors:
+        each.settings = StreamSettings(**settings)
     yield
-    servers.settings = {}
+    for each in servers.processors:
+        each.settings = StreamSettings()
 
 
 verbs = st.sampled_from([b"e", b"t", b"n", b"l"])

@@ -9,9 +9,3 @@ Sources: rendezvous hashing (Thaler and Ravishankar, IEEE/ACM ToN 1998), with bo
 (Mirrokni, Thorup and Zadimoghaddam, arXiv 1608.01350); replicas as few as balance needs, because
 each takes a slot that another adapter lacks.
 """
-
-from extproc.adapters.placement.homes import Capacity, Placement
-from extproc.adapters.placement.levels import Demand, Levels
-from extproc.adapters.placement.orders import order
-
-__all__ = ["Capacity", "Demand", "Levels", "Placement", "order"]

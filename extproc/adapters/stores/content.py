@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from enum import Enum
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -74,19 +73,11 @@ class ConflictError(ExtprocError):
         self.tag = tag
 
 
-class Change(Enum):
-    """The effect of a put."""
-
-    NONE = "none"
-    CREATED = "created"
-    REPLACED = "replaced"
-
-
 class Put(Struct, frozen=True):
-    """The declaration after a put: its tag, and whether the put brought it."""
+    """The declaration after a put: its tag, and the put's effect."""
 
     tag: str
-    change: Change
+    change: Literal["none", "created", "replaced"]
 
 
 class _Replicas(Replicas, forbid_unknown_fields=True):

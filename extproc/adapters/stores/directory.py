@@ -21,7 +21,6 @@ import re
 import secrets
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,10 +38,6 @@ from extproc.files.reading import describe_failure, read_bytes
 _SUFFIX = ".json"
 _NEW = ".new-"
 _SLUG_CHARS, _HASH_CHARS = 64, 16
-_REMAINS_S = 600.0
-"""Age at which an unfinished file belongs to a writer that crashed: a write takes milliseconds, on
-a slow mount a second.
-"""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NUM_READS = 3
 """Of a file after its times have changed: a clock tick or a mount's cache may hide a later change
@@ -221,13 +216,14 @@ class Directory:
         return True
 
     def _write(self, file_name: str, content: bytes) -> None:
-        """Write a file so that it is there whole, or not at all."""
+        """Write a file so that it is there whole, or not at all.
+
+        A writer that is killed leaves a hidden file, which nobody reads.
+        """
         new = self._path / f"{_NEW}{secrets.token_hex(8)}"
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             try:
-                # Both times are the file server's: clocks of two machines are never compared.
-                self._remove_remains(os.fstat(descriptor).st_mtime - _REMAINS_S)
                 rest = memoryview(content)
                 while rest:
                     rest = rest[os.write(descriptor, rest) :]
@@ -239,13 +235,6 @@ class Directory:
             new.unlink(missing_ok=True)
             raise
         self._sync()
-
-    def _remove_remains(self, before_s: float) -> None:
-        """Remove the unfinished files of writers that crashed before that time."""
-        for remains in self._path.glob(f"{_NEW}*"):
-            with suppress(FileNotFoundError):  # finished, or removed by another router
-                if remains.stat().st_mtime < before_s:
-                    remains.unlink()
 
     def _sync(self) -> None:
         descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

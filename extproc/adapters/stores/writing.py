@@ -19,7 +19,6 @@ from msgspec import Struct
 from extproc.adapters.declared import ITEMS_A_PLACE, Declaration, DeclarationError, Names
 from extproc.adapters.stores.content import (
     MAX_DECLARATIONS,
-    Change,
     ConflictError,
     Medium,
     Put,
@@ -253,10 +252,10 @@ def put_of(declaration: Declaration, old: Stored | None) -> Put:
     """Return what is there after a put, given what was there before."""
     new = encode(declaration)
     if old is None or old.is_deleted:
-        return Put(tag_of(new), Change.CREATED)
+        return Put(tag_of(new), "created")
     if encode(old.declaration) == new:
-        return Put(old.tag, Change.NONE)
-    return Put(tag_of(new), Change.REPLACED)
+        return Put(old.tag, "none")
+    return Put(tag_of(new), "replaced")
 
 
 def check_match(name: str, there: Stored | None, if_match: str) -> None:

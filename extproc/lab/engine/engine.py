@@ -227,7 +227,6 @@ class Engine:
             tokens=tuple(batch.tokens),
             first_tokens=tuple(batch.first_tokens),
             finished=tuple(batch.finished),
-            admitted=tuple(batch.admitted),
             preempted=tuple(batch.preempted),
             adapters=self._adapters,
             loads=loads,
@@ -241,24 +240,20 @@ class Engine:
 
         Equal to repeated calls of `step`, and much faster.
         """
-        num_steps = self.counters.num_steps
         first_tokens: list[Timeline] = []
         finished: list[Timeline] = []
-        loads: list[AdapterLoad] = []
         while now < until and self._scheduler.sequences:
             if self._scheduler.is_steady and not self._scheduler.is_regrouped:
                 now = self._repeat(now, until)
                 if now >= until:
                     break
-            batch, batch_loads, duration_s = self._take_step(now)
+            batch, _, duration_s = self._take_step(now)
             now += duration_s
             first_tokens += batch.first_tokens
             finished += batch.finished
-            loads += batch_loads
         if not self._scheduler.sequences:
             self._activity.show_idle(now=now)
-        num_steps = self.counters.num_steps - num_steps
-        return Advance(now, num_steps, tuple(first_tokens), tuple(finished), tuple(loads))
+        return Advance(now, tuple(first_tokens), tuple(finished))
 
     def _repeat(self, now: float, until: float) -> float:
         """Run steps in which no request comes, ends or lacks a block; return the end of the last.
@@ -322,10 +317,7 @@ class Engine:
     def _count(self, batch: Batch) -> None:
         counters = self.counters
         counters.num_steps += 1
-        counters.num_preemptions += len(batch.preempted)
         counters.num_finished += len(batch.finished)
-        counters.num_prompt_tokens += batch.num_prompt_tokens
-        counters.num_cached_tokens += batch.num_cached_tokens
         counters.num_generated_tokens += batch.num_generated_tokens
         for timeline in batch.first_tokens:
             self._activity.add(timeline.request)

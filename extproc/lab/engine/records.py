@@ -62,10 +62,6 @@ class Timeline(Struct, frozen=True, gc=False):
         first_token_s: End of the step that produced its first token; for a request without output
             the end of its prefill.
         finished_s: End of its last step; None while it runs.
-        num_preemptions: Number of times that it lost its KV.
-        slot_wait_s: Seconds from when it was first skipped for want of an adapter slot until it
-            ran; 0 if it never was.
-        num_cached_tokens: Prompt tokens whose KV was cached.
     """
 
     request: EngineRequest
@@ -73,9 +69,6 @@ class Timeline(Struct, frozen=True, gc=False):
     scheduled_s: float
     first_token_s: float
     finished_s: float | None
-    num_preemptions: int
-    slot_wait_s: float = 0.0
-    num_cached_tokens: int = 0
 
 
 class EngineStats(Struct, frozen=True, gc=False):
@@ -104,7 +97,6 @@ class Step:
         tokens: Requests that got a token.
         first_tokens: Those of them that got their first one, and finished prefills without output.
         finished: Requests that are done.
-        admitted: Requests that came from the queue.
         preempted: Requests that lost their KV and went back to the queue.
         adapters: Distinct adapters of the batch, in its order.
         loads: Adapters that had to be moved for it.
@@ -118,7 +110,6 @@ class Step:
     tokens: tuple[EngineRequest, ...]
     first_tokens: tuple[Timeline, ...]
     finished: tuple[Timeline, ...]
-    admitted: tuple[EngineRequest, ...]
     preempted: tuple[EngineRequest, ...]
     adapters: tuple[str, ...]
     loads: tuple[AdapterLoad, ...]
@@ -138,17 +129,13 @@ class Advance(Struct, frozen=True, gc=False):
     Attributes:
         ended_s: When the last step ends, which may be after `until`, and the
             engine begins the next; the time of the call if there was nothing to do.
-        num_steps: How many.
         first_tokens: As in `Step`.
         finished: As in `Step`.
-        loads: As in `Step`.
     """
 
     ended_s: float
-    num_steps: int = 0
     first_tokens: tuple[Timeline, ...] = ()
     finished: tuple[Timeline, ...] = ()
-    loads: tuple[AdapterLoad, ...] = ()
 
 
 class EngineReport(Struct, frozen=True, gc=False):
@@ -179,10 +166,7 @@ class EngineCounters:
     num_submitted: int = 0
     num_finished: int = 0
     num_aborted: int = 0
-    num_preemptions: int = 0
     num_steps: int = 0
     num_disk_loads: int = 0
     num_gpu_loads: int = 0
-    num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
-    num_cached_tokens: int = 0

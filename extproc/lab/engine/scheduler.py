@@ -25,8 +25,6 @@ class Batch(Struct):
         budget: Tokens that may still be added.
         num_decoding: Sequences that compute one token after their prefill.
         kv_tokens: KV of the batch with this step's tokens.
-        num_prompt_tokens: Prompt tokens of the sequences that run for the first time.
-        num_cached_tokens: How many of them were found.
         num_generated_tokens: After the step: tokens that it produced.
         chunks: (sequence, tokens) of those that do more than decode.
         tokens: After a detailed step: requests that got a token.
@@ -37,11 +35,8 @@ class Batch(Struct):
     num_decoding: int = 0
     kv_tokens: int = 0
     prefill_tokens: int = 0
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
     num_generated_tokens: int = 0
     chunks: list[tuple[Sequence, int]] = []
-    admitted: list[EngineRequest] = []
     preempted: list[EngineRequest] = []
     tokens: list[EngineRequest] = []
     first_tokens: list[Timeline] = []
@@ -85,7 +80,6 @@ class Scheduler:
         self._max_loras = max_loras
         self._block_tokens = profile.block_tokens
         self._num_by_adapter: dict[str, int] = {}
-        self._num_started = 0
         self._cut: Sequence | None = None  # the running one whose prompt is not all computed
         # True if nothing that waits can be admitted before something comes, ends or is preempted.
         self._is_blocked = False
@@ -214,7 +208,6 @@ class Scheduler:
         sequence.kept = self._leave(sequence, is_kept=True)
         sequence.is_running = False
         sequence.computed = 0
-        sequence.num_preemptions += 1
         self.waiting.put_back(sequence)
         batch.preempted.append(sequence.request)
 
@@ -230,9 +223,9 @@ class Scheduler:
             is_full = len(self._num_by_adapter) >= self._max_loras
             sequence = self.waiting.first(self._num_by_adapter if is_full else None)
             if sequence is None:
-                self.waiting.defer(inf, now=now)
+                self.waiting.defer(inf)
                 return
-            self.waiting.defer(sequence.order, now=now)
+            self.waiting.defer(sequence.order)
             if not self._has_room(sequence):
                 return
             self._start(sequence, batch, now)
@@ -249,20 +242,14 @@ class Scheduler:
         self.running[sequence] = None
         self.is_regrouped = True
         sequence.is_running = True
-        if sequence.deferred_s is not None:
-            sequence.slot_wait_s += now - sequence.deferred_s
         self._find_prefix(sequence)
         if sequence.scheduled_s is None:
             sequence.scheduled_s = now
-            sequence.num_cached_tokens = sequence.computed
-            batch.num_prompt_tokens += sequence.request.prompt_tokens
-            batch.num_cached_tokens += sequence.computed
         tokens = min(sequence.num_tokens - sequence.computed, batch.budget)
         self.pool.allocate(
             self._blocks(sequence.computed + tokens) - self._blocks(sequence.computed)
         )
         self._take(sequence, tokens, batch)
-        batch.admitted.append(sequence.request)
         adapter = sequence.request.adapter
         if adapter is not None:
             self._num_by_adapter[adapter] = self._num_by_adapter.get(adapter, 0) + 1

@@ -29,12 +29,9 @@ class Sequence:
         prefix: The shared part of its KV; None while it holds none.
         kept: The rest of its KV if it was preempted.
         is_running: In the batch, not in the queue.
-        deferred_s: Time when it was first skipped for want of a slot since it was queued.
-        slot_wait_s: Seconds from there until it ran.
-        num_cached_tokens: Tokens whose KV was cached when it last began.
+        is_deferred: It was skipped for want of a slot since it was queued.
         scheduled_s: Start of the first step that ran it.
         first_token_s: End of the step with its first token.
-        num_preemptions: Number of times that it lost its KV.
     """
 
     request: EngineRequest
@@ -46,12 +43,9 @@ class Sequence:
     prefix: Prefix | None = None
     kept: Prefix | None = None
     is_running: bool = False
-    deferred_s: float | None = None
-    slot_wait_s: float = 0.0
-    num_cached_tokens: int = 0
+    is_deferred: bool = False
     scheduled_s: float | None = None
     first_token_s: float | None = None
-    num_preemptions: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -63,14 +57,7 @@ class Sequence:
         assert self.scheduled_s is not None
         assert self.first_token_s is not None
         return Timeline(
-            request=self.request,
-            submitted_s=self.submitted_s,
-            scheduled_s=self.scheduled_s,
-            first_token_s=self.first_token_s,
-            finished_s=finished_s,
-            num_preemptions=self.num_preemptions,
-            slot_wait_s=self.slot_wait_s,
-            num_cached_tokens=self.num_cached_tokens,
+            self.request, self.submitted_s, self.scheduled_s, self.first_token_s, finished_s
         )
 
 
@@ -197,7 +184,7 @@ class WaitingQueue:
         if not queue:
             del self._queues[adapter]
         self.size -= 1
-        self.num_deferred -= sequence.deferred_s is not None
+        self.num_deferred -= sequence.is_deferred
         sequence.order = 0
         if not self.size:
             self._heap.clear()
@@ -221,17 +208,17 @@ class WaitingQueue:
                 best = queue[0]
         return best
 
-    def defer(self, before: float, *, now: float) -> None:
-        """Mark as skipped at `now` what stands before place `before`, which may be infinite."""
+    def defer(self, before: float) -> None:
+        """Mark as skipped what stands before place `before`, which may be infinite."""
         unmarked = self._unmarked
         while unmarked and unmarked[0][0] < before:
             order, sequence = unmarked.popleft()
             if _is_here(order, sequence):
-                sequence.deferred_s = now
+                sequence.is_deferred = True
                 self.num_deferred += 1
 
     def _enter(self, sequence: Sequence) -> None:
-        sequence.deferred_s = None
+        sequence.is_deferred = False
         self.size += 1
         heappush(self._heap, (sequence.order, sequence))
 

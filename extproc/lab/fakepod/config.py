@@ -22,12 +22,10 @@ class PodConfig:
         ranks_by_path: Rank of the adapter at each path that exists; None if every path exists and
             holds an adapter of `max_lora_rank`.
         ranks_by_name: Rank of adapters by name, at any path without a rank of its own.
-        errors_by_path: The worker's error about the adapter at each path that it cannot serve.
         resolver_dir: Folder in which it looks for adapters that requests name and it does not have,
             by their names: VLLM_LORA_RESOLVER_CACHE_DIR. Empty for a server without a resolver.
         loads_at_runtime: Adapters can be loaded and unloaded: VLLM_ALLOW_RUNTIME_LORA_UPDATING.
         profile: Costs and limits of the engine.
-        time_scale: Engine seconds per second; above 1 is faster than real time.
         api_key: Required on paths under `/v1` if set.
         drain_s: Seconds for which a process still serves after SIGTERM, while `/health` and
             `/metrics` respond 503 so that routers send requests elsewhere; running requests then
@@ -42,11 +40,9 @@ class PodConfig:
     max_lora_rank: int = 16
     ranks_by_path: Mapping[str, int] | None = None
     ranks_by_name: Mapping[str, int] = field(default_factory=dict)
-    errors_by_path: Mapping[str, str] = field(default_factory=dict)
     resolver_dir: str = ""
     loads_at_runtime: bool = True
     profile: EngineProfile = INSTANT
-    time_scale: float = 1.0
     api_key: str | None = None
     drain_s: float = 0.0
 

@@ -80,9 +80,7 @@ class PodHandlers:
             names=self.registry.names_by_key,
             started_wall_s=wall(),
         )
-        self.runner = EngineRunner(
-            engine, self.page, clock=clock, wall=wall, time_scale=config.time_scale
-        )
+        self.runner = EngineRunner(engine, self.page, clock=clock, wall=wall)
 
     def end(self) -> None:
         """Give up the loads: the process is about to end."""

@@ -144,7 +144,7 @@ class AdapterRegistry:
     def _prepare(self, name: str, path: str, engine: Engine) -> Adapter:
         """Check the path and set the rank in the engine."""
         key = f"{name}#{len(self.names_by_key)}"
-        ranks, errors = self._config.ranks_by_path, self._config.errors_by_path
+        ranks = self._config.ranks_by_path
         if ranks is not None and path not in ranks:
             shown = "<path>" if path.startswith("/") else path
             message = f"Loading lora {name} failed: No adapter found for {shown}"
@@ -154,8 +154,6 @@ class AdapterRegistry:
         rank = self._config.ranks_by_name.get(name, engine.max_lora_rank)
         rank = (ranks or {}).get(path, rank)
         try:
-            if path in errors:
-                raise ValueError(errors[path])
             engine.set_rank(key, rank)
         except ValueError as error:
             message = (

@@ -1,7 +1,7 @@
 """The engine model in real time: one task that steps it and delivers its tokens.
 
-One second of the engine takes `1 / time_scale` seconds of the loop. A step's results count once
-its time has passed; what arrives meanwhile is seen by the next step, as in vLLM.
+A step's results count once its time has passed; what arrives meanwhile is seen by the next step, as
+in vLLM.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from extproc.lab.engine.engine import Engine
 from extproc.lab.engine.records import EngineRequest, EngineStats, Step
@@ -77,12 +76,6 @@ class Generation:
         self.advance(0, is_finished=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Load:
-    adapter: str
-    done: asyncio.Future[None]
-
-
 class EngineRunner:
     """One engine in real time.
 
@@ -91,7 +84,6 @@ class EngineRunner:
         page: Its metrics page.
         clock: Monotonic seconds, the event loop's.
         wall: Unix seconds.
-        time_scale: Engine seconds per second; above 1 is faster than life.
     """
 
     def __init__(
@@ -101,7 +93,6 @@ class EngineRunner:
         *,
         clock: Callable[[], float],
         wall: Callable[[], float],
-        time_scale: float = 1.0,
     ) -> None:
         self.engine = engine
         self.page = page
@@ -109,11 +100,10 @@ class EngineRunner:
         self.reported = EngineStats()
         self._clock = clock
         self._wall = wall
-        self._time_scale = time_scale
         self._free_at = clock()
         self._generations: dict[str, Generation] = {}
         self._aborted: set[str] = set()
-        self._loads: deque[_Load] = deque()
+        self._loads: deque[tuple[str, asyncio.Future[None]]] = deque()
         self._wake = asyncio.Event()
 
     def submit(self, request: EngineRequest) -> Generation:
@@ -125,7 +115,7 @@ class EngineRunner:
         """
         if self.is_dead:
             raise EngineDeadError
-        self.engine.submit(request, now=self._now())
+        self.engine.submit(request, now=self._clock())
         generation = self._generations[request.id] = Generation(request)
         self._wake.set()
         return generation
@@ -146,10 +136,10 @@ class EngineRunner:
         """
         if self.is_dead:
             raise EngineDeadError
-        load = _Load(adapter, asyncio.get_running_loop().create_future())
-        self._loads.append(load)
+        done = asyncio.get_running_loop().create_future()
+        self._loads.append((adapter, done))
         self._wake.set()
-        await load.done
+        await done
 
     async def run(self) -> None:
         """Step until cancelled. At the end, every waiting request and load fails."""
@@ -161,20 +151,20 @@ class EngineRunner:
             error = EngineDeadError()
             for generation in self._generations.values():
                 generation.fail(error)
-            for load in self._loads:
-                if not load.done.done():
-                    load.done.set_exception(error)
+            for _, done in self._loads:
+                if not done.done():
+                    done.set_exception(error)
 
     async def _turn(self) -> None:
         if self._loads:
-            load = self._loads[0]
+            adapter, done = self._loads[0]
             self._begin()
-            await self._spend(self.engine.load_adapter(load.adapter))
+            await self._spend(self.engine.load_adapter(adapter))
             self._loads.popleft()
-            if not load.done.done():
-                load.done.set_result(None)
+            if not done.done():
+                done.set_result(None)
             return
-        step = self.engine.step(now=self._begin() * self._time_scale)
+        step = self.engine.step(now=self._begin())
         if step is None:
             await self._idle()
             return
@@ -197,7 +187,7 @@ class EngineRunner:
         return self._free_at
 
     async def _spend(self, engine_s: float) -> None:
-        self._free_at += engine_s / self._time_scale
+        self._free_at += engine_s
         await asyncio.sleep(max(0.0, self._free_at - self._clock()))
 
     def _deliver(self, step: Step) -> None:
@@ -211,6 +201,3 @@ class EngineRunner:
         for timeline in step.finished:
             if generation := self._generations.pop(timeline.request.id, None):
                 generation.advance(0, is_finished=True)
-
-    def _now(self) -> float:
-        return self._clock() * self._time_scale

@@ -8,21 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
-from extproc.adapters.adapterstates import Action, AdapterSettings, CallKind, Failure, Result
+from extproc.adapters.adapterstates import Action, CallKind, Failure, Result
 from extproc.adapters.declared import Declaration
 from extproc.lab.fleet.agenda import Agenda
 from extproc.lab.fleet.knowledge import Knowledge
-from extproc.lab.fleet.settings import Loading
 from extproc.lab.fleet.virtualpod import FleetPod
 from extproc.lab.fleet.virtualrouter import FleetRouter
 from extproc.routing.conflicts import Offer
-from extproc.types import ModelCard, Pick, RequestInfo
+from extproc.types import ModelCard
 
 LOOK_S, IDLE_LOOK_S = 0.05, 1.0
 """Between two looks of a planner while requests are held, and else: production's `INTERVAL_S`,
 which it need not wait for where something is new."""
-_NEW = "new"
-"""Stands for an adapter that no pod has."""
 
 
 class FleetAdapters:
@@ -30,7 +27,6 @@ class FleetAdapters:
 
     Args:
         adapters: All of them.
-        loading: When, and where to.
     """
 
     def __init__(
@@ -38,15 +34,14 @@ class FleetAdapters:
         adapters: Iterable[str],
         base: str,
         *,
-        loading: Loading,
         agenda: Agenda,
         pods: Mapping[str, FleetPod],
         routers: Sequence[FleetRouter],
         knowledge: Knowledge,
     ) -> None:
-        self._base, self._loading = base, loading
+        self._base = base
         self._agenda, self._pods, self._knowledge = agenda, pods, knowledge
-        offers = {name: Offer(Declaration(name, source_of(name))) for name in adapters}
+        offers = {name: Offer(Declaration(name, f"/adapters/{name}")) for name in adapters}
         self._leader = routers[0]
         for router in routers:
             self._declare(router, offers)
@@ -54,8 +49,6 @@ class FleetAdapters:
 
     def _declare(self, router: FleetRouter, offers: Mapping[str, Offer]) -> None:
         catalog, now = router.router.catalog, self._agenda.now
-        if self._loading is Loading.ANYWHERE:
-            catalog.planner.configure(AdapterSettings(patience_s=0.0))
         catalog.planner.declare([each.declaration for each in offers.values()], now=now)
         catalog.declare(offers, {frozenset(): self._base})
         router.pool.declare({name: ModelCard(name, self._base) for name in offers}, now=now)
@@ -71,20 +64,11 @@ class FleetAdapters:
 
     def _tick(self, router: FleetRouter) -> None:
         catalog, queue, now = router.router.catalog, router.router.queue, self._agenda.now
-        held = queue.adapters(now) if self._may_load(router) else []
-        states, rates = router.pool.pod_states(now=now), catalog.demand.rates(now)
+        held, rates = queue.adapters(now), catalog.demand.rates(now)
+        states = router.pool.pod_states(now=now)
         leads = router is self._leader
         for action in catalog.planner.tick(states, rates, held, now=now, is_leading=leads):
             self._begin(router, action)
-
-    def _may_load(self, router: FleetRouter) -> bool:
-        """Return whether what requests wait for is loaded already now."""
-        if self._loading is not Loading.IN_TURN:
-            return True
-        now = self._agenda.now
-        asked = RequestInfo(self._base, adapter=_NEW, arrived_at_s=now)
-        columns = router.pool.columns(now=now)
-        return isinstance(router.router.picker.pick(columns, asked, now=now), Pick)
 
     def _begin(self, router: FleetRouter, action: Action) -> None:
         pod, ends_s = self._pods.get(action.address), self._agenda.now
@@ -104,8 +88,3 @@ class FleetAdapters:
             self._knowledge.list_models(pod)
         self._tick(router)
         router.router.queue.freed(now)
-
-
-def source_of(adapter: str) -> str:
-    """Return the folder of an adapter."""
-    return f"/adapters/{adapter}"

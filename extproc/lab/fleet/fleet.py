@@ -22,16 +22,15 @@ from extproc.lab.fleet.settings import (
     AdapterRegistered,
     FleetEvent,
     FleetSettings,
-    Loading,
     PodJoin,
     PodLoss,
     SlowPod,
 )
-from extproc.lab.fleet.virtuallinks import FleetTelling
 from extproc.lab.fleet.virtualpod import FleetPod, started_engine
 from extproc.lab.fleet.virtualrouter import (
     BODY_BYTES_PER_TOKEN,
     FleetRouter,
+    FleetTelling,
     claim_of,
     prefix_hashes,
 )
@@ -90,8 +89,8 @@ class Fleet:
         self._gives_up = gives_up
         self._rng = random.Random(f"fleet/{seed}")
         late = {event.adapter for event in events if isinstance(event, AdapterRegistered)}
-        has_all = settings.loading is None
-        self._adapters = [name for name in workload.adapters if has_all and name not in late]
+        at_first = () if settings.loads_adapters else workload.adapters
+        self._adapters = [name for name in at_first if name not in late]
         for _ in range(settings.num_pods):
             self._add_pod()
         self.routers: list[FleetRouter] = []
@@ -113,11 +112,10 @@ class Fleet:
         self._knowledge = Knowledge(settings, self._agenda, self.pods, self.routers, rng=self._rng)
         self._knowledge.start()
         self._declaring: FleetAdapters | None = None
-        if settings.loading is not None:
+        if settings.loads_adapters:
             self._declaring = FleetAdapters(
                 workload.adapters,
                 BASE_MODEL,
-                loading=Loading(settings.loading),
                 agenda=self._agenda,
                 pods=self.pods,
                 routers=self.routers,

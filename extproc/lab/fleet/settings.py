@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from math import inf
 
 from extproc.costs import DEFAULT, Costs
@@ -13,14 +12,6 @@ from extproc.pods.serverflags import ServerFlags
 from extproc.queue import QueueSettings
 
 DEFAULT_QUEUE = QueueSettings()
-
-
-class Loading(StrEnum):
-    """When adapters are loaded that pods do not have at first."""
-
-    AHEAD = "ahead"  # production: while requests wait for them, into free or idle slots
-    ANYWHERE = "anywhere"  # the same, into slots of running adapters too
-    IN_TURN = "in_turn"  # once a pod has room for such a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +60,7 @@ class FleetSettings:
         max_pending: Admission's cap per endpoint; None for none.
         max_hold_s: Longest time for which a policy may hold a request.
         queue: Of each router, for held requests.
-        loading: When routers have pods load adapters, which these lack at first; None for pods that
-            have all.
+        loads_adapters: Routers have pods load adapters, which these lack at first.
         declared: The objectives of requests that have any; None for none.
         patience_s: A client leaves without a first token after this; None for never.
         warm_up_s: Requests that come before this do not count.
@@ -97,7 +87,7 @@ class FleetSettings:
     max_pending: int | None = None
     max_hold_s: float = 10.0
     queue: QueueSettings = DEFAULT_QUEUE
-    loading: Loading | None = None
+    loads_adapters: bool = False
     declared: Slo | None = None
     patience_s: float | None = None
     warm_up_s: float = 0.0
@@ -135,6 +125,11 @@ class FleetSettings:
         )
 
     @property
+    def pods(self) -> list[FleetSettings]:
+        """The settings of each pod at the start, as those of a fleet."""
+        return [self.of(self.group_of(number)) for number in range(self.num_pods)]
+
+    @property
     def server_flags(self) -> dict[str, ServerFlags]:
         """The routers' configuration for each group."""
         found = {}
@@ -152,13 +147,12 @@ class FleetSettings:
     @property
     def largest_rank(self) -> float:
         """The largest rank that any pod serves at the start."""
-        pods = (self.of(self.group_of(number)) for number in range(self.num_pods))
-        return max((pod.rank_limit for pod in pods), default=inf)
+        return max((pod.rank_limit for pod in self.pods), default=inf)
 
     @property
     def num_slots(self) -> int:
         """Adapter slots of all pods at the start."""
-        return sum(self.of(self.group_of(number)).max_loras for number in range(self.num_pods))
+        return sum(pod.max_loras for pod in self.pods)
 
 
 # --- The events of a scenario, applied to the fleet at virtual times `at_s`.

@@ -1,17 +1,17 @@
-"""One router of a fleet: the production parts, and messages that have not reached it yet."""
+"""One router of a fleet: the production parts, messages that have not reached it yet, and what it
+tells the other routers."""
 
 from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from hashlib import blake2b
 
 from extproc.lab.engine.activity import NEVER_S
 from extproc.lab.fleet.agenda import Agenda
 from extproc.lab.fleet.settings import FleetSettings
-from extproc.lab.fleet.virtuallinks import FleetTelling
 from extproc.lab.workload.judge import Slo
 from extproc.lab.workload.requests import Arrival, Tenant
 from extproc.lab.workload.running import FlightState, LabFlight
@@ -20,8 +20,11 @@ from extproc.learned.prefixes import MARKS_BYTES
 from extproc.pods.accounting import Accounting
 from extproc.pods.completion import Completion
 from extproc.pods.peerpicks import pick_ids
-from extproc.pods.pool import Pool, PoolSettings
-from extproc.queue import HoldQueue
+from extproc.pods.picksums import PickSums, Sums
+from extproc.pods.pool import InFlight, Pool, PoolSettings
+from extproc.queue import HoldQueue, Waiting
+from extproc.queue.plan import tokens_of
+from extproc.queue.waiting import NOBODY
 from extproc.reports.pace import Rest, ScrapePace
 from extproc.routing.admission import AdmissionSettings
 from extproc.routing.catalog import Catalog
@@ -38,6 +41,8 @@ _OUTCOMES = {
 }
 EVENT_BYTES, NUM_OTHER_EVENTS = 220, 1
 """Of a streamed response: the event of a token, and those without one."""
+WHOLE_S = 1.0
+"""From one whole update for other routers to the next, as in production."""
 _STATUSES = {Outcome.COMPLETED: 200, Outcome.FAILED: 503, Outcome.CANCELLED: 0}
 
 
@@ -95,7 +100,6 @@ class FleetRouter:
             settings.scrape_interval_s, expiry_s, models_interval_s=settings.models_interval_s
         )
         self.rest_rng = random.Random(f"rests/{router_id}")
-        self.num_pages = 0
         self.known: set[str] = set()
         self.seen_s: dict[str, float] = {}  # when the page of each pod that it saw last was made
         self.ended: list[LabFlight] = []
@@ -114,7 +118,6 @@ class FleetRouter:
         self, address: str, report: LoadReport, rest: Rest | None, *, taken_at_s: float
     ) -> None:
         """Record a scrape, end the picks that the pod no longer has, and see when to ask again."""
-        self.num_pages += 1
         self.pool.record_report(
             address,
             report,
@@ -165,6 +168,84 @@ def _verdict(flight: LabFlight) -> Evidence:
     if flight.state is not FlightState.FAILED or flight.was_unknown:
         return Evidence.NONE
     return Evidence.UNREACHABLE if flight.first_token_s is None else Evidence.BROKEN
+
+
+class FleetTelling:
+    """The picks and waiting requests of one router, told to the other routers: the observer of its
+    pool. Never at once, as in production.
+
+    Args:
+        router_id: Of the one.
+        routers: All of them, once they are made.
+        delay_s: Age of a message when it arrives.
+        loss: Part of the messages that are lost, 0 to 1.
+    """
+
+    def __init__(
+        self,
+        router_id: str,
+        routers: Iterable[FleetRouter],
+        *,
+        agenda: Agenda,
+        delay_s: float,
+        loss: float,
+        rng: random.Random,
+    ) -> None:
+        self._id, self._routers, self._agenda = router_id, routers, agenda
+        self._delay_s, self._loss, self._rng = delay_s, loss, rng
+        self._sums = PickSums()
+        self._waiting = self._said = NOBODY
+        self._is_due = False
+
+    def begin(self) -> None:
+        """Tell what is in flight, now and once a second: at first nothing, to those that listen."""
+        [own] = (each for each in self._routers if each.id == self._id)
+        self._tell(self._sums.whole(own.pool.flights))
+        self._agenda.after(WHOLE_S, self.begin)
+
+    def started(self, flight: InFlight, *, is_new: bool) -> None:
+        """Tell of a pick, or that it has moved."""
+        self._sums.began(flight, tokens_of(flight.pick.request) if is_new else 0.0)
+        self._schedule()
+
+    def ended(self, flight: InFlight, *, has_run: bool) -> None:
+        """Tell of a pick's end, or that it is elsewhere."""
+        self._sums.ended(flight, has_run=has_run)
+        self._schedule()
+
+    def waits(self, waiting: Waiting) -> None:
+        """Tell who waits."""
+        self._waiting = waiting
+        self._schedule()
+
+    def _schedule(self) -> None:
+        """Tell all that happens in this moment, once it has happened."""
+        if not self._is_due:
+            self._is_due = True
+            self._agenda.after(0.0, self._flush)
+
+    def _flush(self) -> None:
+        self._is_due = False
+        sums = self._sums.take(now=self._agenda.now)
+        if sums is not None:
+            self._tell(sums)
+        waiting = self._waiting
+        if waiting != self._said:
+            self._said = waiting
+            for each in self._others():
+                self._later(partial(each.router.hear, self._id, waiting))
+
+    def _others(self) -> Iterator[FleetRouter]:
+        return (each for each in self._routers if each.id != self._id)
+
+    def _tell(self, sums: Sums) -> None:
+        for each in self._others():
+            if not self._loss or self._rng.random() >= self._loss:
+                self._later(partial(each.pool.peer_picks.hear, self._id, sums))
+
+    def _later(self, message: Callable[..., None]) -> None:
+        agenda = self._agenda
+        agenda.after(self._delay_s, lambda: message(now=agenda.now))
 
 
 # --- what a router is told of a request: claims as a route and trusted headers would say them, and

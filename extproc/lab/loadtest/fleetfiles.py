@@ -45,8 +45,7 @@ def pod_configs(
 ) -> list[PodConfig]:
     """Return the fake pods of a fleet, `pod-0` and so on, each with every adapter that fits it."""
     configs = []
-    for number in range(settings.num_pods):
-        pod = settings.of(settings.group_of(number))
+    for number, pod in enumerate(settings.pods):
         ranks = {name: rank for name, rank in adapters.items() if rank <= pod.rank_limit}
         paths = {name: f"/adapters/{name}" for name in ranks}
         config = PodConfig(

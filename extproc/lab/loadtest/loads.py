@@ -25,7 +25,6 @@ from extproc.lab.trials.suites import (
     in_fleet,
     make_settings,
     make_trial_parts,
-    slo_of,
 )
 from extproc.lab.workload.judge import Slo
 from extproc.lab.workload.requests import Workload
@@ -116,7 +115,7 @@ def overridden(
         suite: The suite.
         fleet: Fields of `FleetSettings`.
         profile: Name of an engine profile, "" for the suite's.
-        slo: Fields of `SloSpec`; None leaves one unchanged.
+        slo: Fields of `Slo`; None leaves one unchanged.
 
     Raises:
         PlanError: A profile or a field is unknown, or impossible.
@@ -171,7 +170,7 @@ def _block(suite: Suite, scenario: ScenarioSpec, rate_rps: float, seed: int) -> 
         )[0]
         for variant in suite.variants
     }
-    return Block(scenario.name, rate_rps, seed, workload, settings, slo_of(suite), variants)
+    return Block(scenario.name, rate_rps, seed, workload, settings, suite.slo, variants)
 
 
 def workload_block(
@@ -185,4 +184,4 @@ def workload_block(
     workload = make(name, rate_rps=rate_rps, num_requests=num_requests, seed=seed)
     settings = make_settings(suite, ScenarioSpec(name=name), workload)
     rate_rps = round(workload.rate_rps, 2) if rate_rps is None else rate_rps
-    return Block(workload.name, rate_rps, seed, workload, settings, slo_of(suite))
+    return Block(workload.name, rate_rps, seed, workload, settings, suite.slo)

@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 
 from extproc.lab.loadtest.replay import MAX_MEDIAN_DELAY_S
-from extproc.lab.trials.specs import SloSpec, Suite
+from extproc.lab.trials.specs import Suite
 from extproc.lab.workload.exchange import RequestRecord, as_fleet_result
 from extproc.lab.workload.judge import Metrics, Slo, measure, percentile
 from extproc.lab.workload.requests import NO_TENANTS, Tenant
@@ -121,7 +121,7 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
     about: str = ""
     date: str = ""
     machine: str = ""
-    slo: SloSpec = SloSpec()
+    slo: Slo = Slo()
     runs: Sequence[RunResult] = ()
     suite: Suite | None = None
     note: str = ""

@@ -19,7 +19,7 @@ from extproc.lab.loadtest.results import RunResult, real_run
 from extproc.lab.loadtest.targets import RunningTarget
 from extproc.lab.opponents import make_policy
 from extproc.lab.trials.specs import ScenarioSpec, Suite
-from extproc.lab.trials.suites import in_fleet, make_trial_parts, slo_of, variant_of
+from extproc.lab.trials.suites import in_fleet, make_trial_parts, variant_of
 from extproc.lab.workload.exchange import RequestRecord
 from extproc.lab.workload.judge import measure
 from extproc.lab.workload.running import PodTotals
@@ -203,7 +203,7 @@ def virtual_run(
         rate_rps=rate_rps,
         seed=seed,
         kind="virtual",
-        metrics=measure(fleet.run(), slo_of(suite)),
+        metrics=measure(fleet.run(), suite.slo),
         knows_pods=True,
     )
 

@@ -21,6 +21,7 @@ from extproc.lab.trials.suites import (
     with_workload,
 )
 from extproc.lab.workload.requests import Workload
+from extproc.lab.workload.traces import RANK, read_trace
 
 NAMED = "workloads"
 """The suite whose scenarios need no other name than their own, and the fleet for all workloads."""
@@ -48,10 +49,10 @@ def make(
 
     Args:
         name_or_path: One of `names()`, `SUITE/SCENARIO` (as in the laboratory, flash crowds
-            included), `SUITE.yaml/SCENARIO`, or the file of a saved workload.
+            included), `SUITE.yaml/SCENARIO`, or the file of a trace, as `read_trace` reads it.
         rate_rps: Requests per second.
-        num_requests: Their number; the first of a saved workload, which may have fewer.
-        seed: Of everything random; ignored for a saved workload.
+        num_requests: Their number; the first of a trace, which may have fewer.
+        seed: Of everything random; ignored for a trace.
         num_adapters: Number of adapters.
 
     Raises:
@@ -65,8 +66,8 @@ def make(
         raise PlanError(f"{num_adapters} adapters are not enough")
     if (path := Path(name_or_path)).is_file():
         if num_adapters is not None:
-            raise PlanError(f"{path}: a saved workload has the adapters that it has")
-        return _saved(path, rate_rps, num_requests)
+            raise PlanError(f"{path}: a trace has the adapters that it has")
+        return _recorded(path, rate_rps, num_requests)
     suite_name, slash, scenario_name = name_or_path.rpartition("/")
     if not slash and name_or_path not in names():
         raise PlanError(
@@ -125,15 +126,12 @@ def renamed(workload: Workload, listed: Sequence[str]) -> Workload:
     )
 
 
-def _saved(path: Path, rate_rps: float | None, num: int | None) -> Workload:
+def _recorded(path: Path, rate_rps: float | None, num: int | None) -> Workload:
     try:
-        workload = Workload.load(path)
+        workload = read_trace(path, ranks=(RANK,))
     except (OSError, ValueError) as error:
         raise PlanError(f"{path}: {error}") from error
-    if not workload.arrivals:
-        raise PlanError(f"{path}: no requests")
-    if num is not None and num < len(workload.arrivals):
-        workload = replace(workload, arrivals=workload.arrivals[:num])
+    workload = replace(workload, arrivals=workload.arrivals[:num])
     if rate_rps is None:
         return workload
     if not workload.rate_rps:

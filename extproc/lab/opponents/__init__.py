@@ -22,8 +22,7 @@ from extproc.lab.opponents.gateways import (
     LoraAffinity,
     ScrapesOnly,
 )
-from extproc.lab.opponents.lmetric import LMetric
-from extproc.lab.opponents.slora import SloraRoom
+from extproc.lab.opponents.papers import LMetric, SloraRoom
 from extproc.plugins import load_policy
 from extproc.routing.policies import (
     Founding,
@@ -34,8 +33,6 @@ from extproc.routing.policies import (
     RoundRobin,
 )
 from extproc.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
-
-__all__ = ["DESCRIPTIONS", "OPPONENTS", "Hold", "by_name", "make_policy", "opponent", "parse_label"]
 
 
 @dataclass(slots=True)

@@ -46,7 +46,6 @@ def pooled_settings(settings: FleetSettings) -> FleetSettings:
 
 def pooled_slots(settings: FleetSettings, *, patience_s: float) -> FleetSettings:
     """Return B1's fleet: one engine with the slots of all; requests leave after `patience_s`."""
-    pods = _pods(settings)
     return replace(
         settings,
         num_pods=1,
@@ -54,25 +53,20 @@ def pooled_slots(settings: FleetSettings, *, patience_s: float) -> FleetSettings
         num_routers=1,
         profile=_wide(settings, adapter_cost=1 / settings.num_pods),
         max_loras=settings.num_slots,
-        max_cpu_loras=sum(pod.max_cpu_loras or pod.max_loras for pod in pods),
+        max_cpu_loras=sum(pod.max_cpu_loras or pod.max_loras for pod in settings.pods),
         max_lora_rank=_largest_rank(settings),
         patience_s=patience_s,
     )
 
 
-def _pods(settings: FleetSettings) -> list[FleetSettings]:
-    """Return the settings of each pod."""
-    return [settings.of(settings.group_of(number)) for number in range(settings.num_pods)]
-
-
 def _largest_rank(settings: FleetSettings) -> int:
-    return max(pod.max_lora_rank for pod in _pods(settings))
+    return max(pod.max_lora_rank for pod in settings.pods)
 
 
 def _wide(settings: FleetSettings, *, adapter_cost: float) -> EngineProfile:
     """Return the costs of one engine in the place of all; adapters at a part of theirs."""
     profile, num = settings.profile, settings.num_pods
-    blocks = sum(pod.profile.kv_blocks(pod.max_loras, pod.max_lora_rank) for pod in _pods(settings))
+    blocks = sum(pod.profile.kv_blocks(pod.max_loras, pod.max_lora_rank) for pod in settings.pods)
     slowness = [kind.slowness for kind in settings.kinds for _ in range(kind.num_pods)]
     speed = num - len(slowness) + sum(1 / each for each in slowness)
     return replace(

@@ -23,9 +23,11 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from extproc.lab.opponents.ties import least
 from extproc.lab.trials.forecast import (
@@ -112,7 +114,10 @@ class Oracle:
         self._held.pop(request.request_id, None)
         if self._is_late(arrival, now):
             return Wait(inf, "shed")
-        observed = self._observe_all(snapshot.endpoints, arrival, now, rng)
+        observed = {
+            view.address: self._observe(view.address, arrival, now, rng)
+            for view in snapshot.endpoints
+        }
         views = [
             view
             for view in snapshot.endpoints
@@ -190,11 +195,6 @@ class Oracle:
                 rivals[adapter].append(held.output_tokens)
         tokens = {adapter: max(outputs) / len(outputs) for adapter, outputs in rivals.items()}
         return tokens[extra.adapter] > min(tokens.values())
-
-    def _observe_all(
-        self, views: Sequence[EndpointView], arrival: Arrival, now: float, rng: random.Random
-    ) -> dict[str, _Observation | None]:
-        return {view.address: self._observe(view.address, arrival, now, rng) for view in views}
 
     def _observe(
         self, address: str, arrival: Arrival, now: float, rng: random.Random

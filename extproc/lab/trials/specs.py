@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from extproc.lab.workload.judge import Slo
+
 
 class EventSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """An event.
@@ -86,14 +88,6 @@ class VariantSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_on
     fleet: dict[str, Any]
 
 
-class SloSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """See `Slo`."""
-
-    ttft_s: float = 0.5
-    tpot_s: float = 0.05
-    target: float = 0.99
-
-
 class Suite(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """A suite.
 
@@ -131,7 +125,7 @@ class Suite(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
     resolution: float = 1.1
     baseline: str = "least_pending"
     profile: str = "h100-8b"
-    slo: SloSpec = SloSpec()
+    slo: Slo = Slo()
     fleet: dict[str, Any] = {}
     variants: list[VariantSpec] = []
     bounds: list[str] = []

@@ -27,7 +27,6 @@ from extproc.lab.fleet.settings import (
 from extproc.lab.opponents import opponent
 from extproc.lab.trials.specs import EventSpec, ScenarioSpec, Suite, SweepSpec, VariantSpec
 from extproc.lab.workload.clientele import WorkloadSpec, make_workload, own_folder
-from extproc.lab.workload.judge import Slo
 from extproc.lab.workload.requests import Workload
 from extproc.lab.workload.synthetic import flash_crowd
 from extproc.queue import QueueSettings
@@ -188,7 +187,7 @@ def _settings(suite: Suite, scenario: ScenarioSpec, workload: Workload) -> Fleet
     knobs = {**suite.fleet, **scenario.fleet}
     knobs["kinds"] = tuple(PodKind(**each) for each in knobs.get("kinds", ()))
     knobs["queue"] = QueueSettings(**knobs.get("queue", {}))
-    knobs["declared"] = slo_of(suite) if knobs.pop("declares", False) else None
+    knobs["declared"] = suite.slo if knobs.pop("declares", False) else None
     settings = FleetSettings(
         **knobs, profile=profile, warm_up_s=workload.duration_s * suite.warm_up
     )
@@ -230,8 +229,3 @@ def _by_popularity(workload: Workload, rank: int) -> str:
     asked = [name for name in shares if name is not None]
     silent = sorted(set(workload.adapters) - set(asked))
     return [*asked, *silent][rank]
-
-
-def slo_of(suite: Suite) -> Slo:
-    """Return the objectives of a suite."""
-    return Slo(suite.slo.ttft_s, suite.slo.tpot_s, suite.slo.target)

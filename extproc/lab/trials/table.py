@@ -24,7 +24,6 @@ MEASURES = (
     ("of the worst, s", "worst_adapter_ttft_p99_s", 1),
     ("loads/1,000", "loads_per_1000", 1),
     ("S-LoRA satisfaction, %", "slora_satisfaction", 100),
-    ("gap in service, points", "service_gap", 100),
 )
 HEADS = (
     *("place", "policy", "tenant", "misses, %", "less the first's", "less alone"),

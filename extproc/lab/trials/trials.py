@@ -25,7 +25,7 @@ from extproc.lab.trials.bestcase import (
 from extproc.lab.trials.oracle import Oracle, attach_oracles
 from extproc.lab.trials.search import CapacitySearch
 from extproc.lab.trials.specs import ScenarioSpec, Suite
-from extproc.lab.trials.suites import make_trial_parts, slo_of
+from extproc.lab.trials.suites import make_trial_parts
 from extproc.lab.workload.judge import Slo, attainment_at_most, measure
 from extproc.lab.workload.requests import Workload
 from extproc.lab.workload.running import FleetResult, LabFlight
@@ -108,7 +108,7 @@ def run_trial(trial: Trial) -> list[TrialResult]:
 def _run_seed(trial: Trial, seed: int, near_rps: float | None) -> TrialResult:
     label = trial.label or trial.policy
     done = TrialResult(trial.scenario.name, label, seed, trial.sweep, trial.value)
-    slo = slo_of(trial.suite)
+    slo = trial.suite.slo
 
     def attainment_at(rate_rps: float) -> float:
         is_whole = rate_rps in trial.rates_rps
@@ -153,7 +153,7 @@ def _run(
     if trial.policy in (POOLED, POOLED_SLOTS):
         # Events are about single pods, so there are none here.
         return _run_pooled(trial, settings, workload, seed), settings, workload
-    at_most = _ceiling(slo_of(trial.suite), workload, settings)
+    at_most = _ceiling(trial.suite.slo, workload, settings)
 
     def gives_up(flights: Iterable[LabFlight], now: float) -> bool:
         return at_most(flights, now) < HOPELESS
@@ -177,7 +177,7 @@ def _run_pooled(
     if trial.policy == POOLED:
         settings, workload = pooled_settings(settings), pooled_workload(workload)
     else:
-        settings = pooled_slots(settings, patience_s=slo_of(trial.suite).ttft_s)
+        settings = pooled_slots(settings, patience_s=trial.suite.slo.ttft_s)
     return Fleet(settings, workload, RandomChoice, seed=seed).run()
 
 
@@ -192,7 +192,7 @@ def _ceiling(
 
 
 def _bound(trial: Trial) -> Callable[[], Policy] | None:
-    slo = slo_of(trial.suite)
+    slo = trial.suite.slo
     if trial.policy == INFORMED:
         return lambda: Oracle(slo)
     if trial.policy.startswith(STALE):

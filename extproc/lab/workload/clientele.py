@@ -30,7 +30,6 @@ from extproc.lab.workload.draws import (
 )
 from extproc.lab.workload.requests import Tenant, Workload
 from extproc.lab.workload.synthetic import (
-    SloraSetting,
     as_in_code,
     as_in_paper,
     with_prefixes,
@@ -218,8 +217,17 @@ def _make(spec: WorkloadSpec, num: int, seed: int) -> Workload:
             )
         case "slora_paper" | "slora_code":
             generate = as_in_paper if spec.kind == "slora_paper" else as_in_code
-            setting = SloraSetting(spec.num_adapters, spec.exponent, 1.0, cv, duration_s)
-            return generate(spec.kind, setting, ranks=spec.ranks, seed=seed, lengths=_lengths(spec))
+            return generate(
+                spec.kind,
+                num_adapters=spec.num_adapters,
+                alpha=spec.exponent,
+                rate_rps=1.0,
+                ranks=spec.ranks,
+                seed=seed,
+                cv=cv,
+                duration_s=duration_s,
+                lengths=_lengths(spec),
+            )
         case "clients":
             return clients(
                 spec.kind,

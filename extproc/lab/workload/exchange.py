@@ -260,19 +260,6 @@ def save_records(records: Iterable[RequestRecord], path: Path) -> None:
     path.write_bytes(msgspec.json.Encoder().encode_lines(list(records)))
 
 
-def load_records(path: Path) -> list[RequestRecord]:
-    """Read the records of a file.
-
-    Raises:
-        OSError: It cannot be read.
-        ValueError: It holds something else.
-    """
-    try:
-        return msgspec.json.Decoder(RequestRecord).decode_lines(path.read_bytes())
-    except msgspec.DecodeError as error:
-        raise ValueError(f"{path}: not records of a replay: {error}") from error
-
-
 def as_fleet_result(
     records: Iterable[RequestRecord],
     *,

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from math import ceil
 from statistics import fmean, median
 
+from msgspec import Struct
+
 from extproc.lab.workload.exchange import RequestRecord
 from extproc.lab.workload.running import FleetResult, FlightState, LabFlight
 
@@ -29,8 +31,7 @@ MIN_ADAPTER_REQUESTS = 30
 """Adapters with fewer requests are judged together."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slo:
+class Slo(Struct, frozen=True, forbid_unknown_fields=True):
     """The objectives of a request.
 
     Attributes:
@@ -97,9 +98,6 @@ class Metrics:
         worst_adapter_ttft_p99_s: Of the one with the highest.
         goodput_rps: Requests served well, per second of arrivals.
         refusals: Number of rejections by reason.
-        service_gap: The largest part of its tokens that an adapter got by the last arrival, less
-            the smallest; adapters as for `worst_adapter`, a response's tokens count twice, as in
-            VTC (OSDI 2024).
         tenants: Of those that the workload names.
     """
 
@@ -120,7 +118,6 @@ class Metrics:
     worst_adapter: float = 0.0  # defaults are for result files that do not have them
     goodput_rps: float = 0.0
     refusals: Mapping[str, int] = field(default_factory=dict)
-    service_gap: float = 0.0
     tenants: Mapping[str, TenantMetrics] = field(default_factory=dict)
     adapter_ttft_p99_s: float = 0.0
     worst_adapter_ttft_p99_s: float = 0.0
@@ -148,7 +145,6 @@ def measure(result: FleetResult, slo: Slo) -> Metrics:
     offered_s = max(flights[-1].arrival.at_s - result.warm_up_s, 1e-9)
     num_good = sum(map(slo.is_served_well, flights))
     groups = _groups(flights)
-    parts = [_part_served(own, flights[-1].arrival.at_s) for own in groups]
     tails_s = sorted(percentile(sorted(_waits_s(own, result)), 0.99) for own in groups)
     return Metrics(
         num_offered=num,
@@ -168,7 +164,6 @@ def measure(result: FleetResult, slo: Slo) -> Metrics:
         worst_adapter=min(_attainment(own, slo) for own in groups),
         goodput_rps=num_good / offered_s,
         refusals=dict(sorted(Counter(f.reason for f in flights if f.reason).items())),
-        service_gap=max(parts) - min(parts),
         tenants={
             tenant: _of_tenant([f for f in flights if f.arrival.tenant == tenant], result, slo)
             for tenant in result.tenants
@@ -192,16 +187,6 @@ def _waits_s(flights: Iterable[LabFlight], result: FleetResult) -> Iterator[floa
     for flight in flights:
         times_s = (flight.first_token_s, flight.ended_s, result.ended_s)
         yield next(t for t in times_s if t is not None) - flight.arrival.at_s
-
-
-def _part_served(flights: Sequence[LabFlight], until_s: float) -> float:
-    asked = served = 0
-    for flight in flights:
-        tokens = flight.arrival.prompt_tokens + 2 * flight.arrival.output_tokens
-        asked += tokens
-        is_served = flight.state is FlightState.FINISHED and (flight.ended_s or 0.0) <= until_s
-        served += tokens if is_served else 0
-    return served / asked
 
 
 def attainment_at_most(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from extproc.lab.workload.requests import Arrival, Workload
-from extproc.lab.workload.traces import arrival_of, rows_of
+from extproc.lab.workload.traces import arrival_of, is_kept, rows_of
 
 FORMAT = "extproc-record-1"
 MIN_TPOT_TOKENS = 8
@@ -101,11 +101,7 @@ def read_record(path: Path, *, max_total_tokens: int = 8192, policy: str = "") -
     try:
         rows = list(rows_of(lines))
         read = [_request(row, policy) for row in rows if _is_served(row)]
-        requests = [
-            each
-            for each in read
-            if each.arrival.prompt_tokens and _num_tokens(each.arrival) <= max_total_tokens
-        ]
+        requests = [each for each in read if is_kept(each.arrival, max_total_tokens)]
         summary = json.loads(lines[-1].removeprefix("# ")) if lines[-1].startswith("#") else {}
     except (KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{path.name} is not a record of `extproc lab record`: {error}") from error
@@ -133,10 +129,6 @@ def _pods(pods: Sequence[Mapping[str, int]], at_s: float) -> list[Mapping[str, i
     """Return the pods that there were at a time; all where none was seen both sides of it."""
     there = [pod for pod in pods if pod["first_s"] <= at_s <= pod["last_s"]]
     return there or list(pods)
-
-
-def _num_tokens(arrival: Arrival) -> int:
-    return arrival.prompt_tokens + arrival.output_tokens
 
 
 def _is_served(row: Mapping[str, str]) -> bool:

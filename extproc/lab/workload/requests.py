@@ -1,23 +1,13 @@
-"""A workload as a value: requests with their times, adapters and lengths.
-
-The virtual fleet and the load test read the same file, in JSON lines. It has a head with everything
-but the arrivals, then one array per arrival, in the order of the fields of `Arrival`. The same
-workload gives the same bytes.
-"""
+"""A workload as a value: requests with their times, adapters and lengths."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf
-from pathlib import Path
 from types import MappingProxyType
-
-import msgspec
-
-_FORMAT = "lora-workload-3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,57 +122,3 @@ class Workload:
         """Return the arrivals from `start_s` on and before `end_s`, with times from `start_s`."""
         inside = (a for a in self.arrivals if start_s <= a.at_s < end_s)
         return replace(self, arrivals=tuple(replace(a, at_s=a.at_s - start_s) for a in inside))
-
-    def to_bytes(self) -> bytes:
-        """Return the content of the file."""
-        head = _Head(_FORMAT, self.name, dict(self.adapters), dict(self.tenants))
-        return msgspec.json.Encoder().encode_lines([head, *map(astuple, self.arrivals)])
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Workload:
-        """Parse the content of a file.
-
-        Raises:
-            ValueError: It is not a workload, or an impossible one.
-        """
-        head_line, _, rest = data.partition(b"\n")
-        try:
-            head = msgspec.json.decode(head_line, type=_Head)
-            rows = _ROWS.decode_lines(rest)
-        except msgspec.DecodeError as error:
-            raise ValueError(f"not a workload: {error}") from error
-        if head.format != _FORMAT:
-            raise ValueError(f"workload format {head.format!r} is not {_FORMAT!r}")
-        arrivals = tuple(Arrival(*row) for row in rows)
-        return cls(head.name, arrivals, head.adapters, head.tenants)
-
-    def save(self, path: Path) -> None:
-        """Write the file.
-
-        Raises:
-            OSError: It cannot be written.
-        """
-        path.write_bytes(self.to_bytes())
-
-    @classmethod
-    def load(cls, path: Path) -> Workload:
-        """Read the file at `path`.
-
-        Raises:
-            OSError: It cannot be read.
-            ValueError: As `from_bytes`.
-        """
-        return cls.from_bytes(path.read_bytes())
-
-
-class _Head(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    format: str
-    name: str
-    adapters: dict[str, int]
-    tenants: dict[str, Tenant] = {}
-
-
-_Recorded = tuple[float, str | None, int, int, str, str, int]
-
-
-_ROWS = msgspec.json.Decoder(_Recorded)

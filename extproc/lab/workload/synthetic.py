@@ -18,7 +18,7 @@ in turn. `loadtest/scenarios/workloads.yaml` has the rows of its tables.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, islice
 from random import Random
 
@@ -153,46 +153,30 @@ def flash_crowd(
 # --- S-LoRA's ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class SloraSetting:
-    """A row of Table 2, or a figure's variation of one.
-
-    Attributes:
-        num_adapters: n.
-        alpha: Of the popularity.
-        rate_rps: R, requests per second.
-        cv: Of the gaps.
-        duration_s: D, seconds.
-    """
-
-    num_adapters: int
-    alpha: float
-    rate_rps: float
-    cv: float = 1.0
-    duration_s: float = 300.0
-
-
 def as_in_paper(
     name: str,
-    setting: SloraSetting,
     *,
+    num_adapters: int,
+    alpha: float,
+    rate_rps: float,
     ranks: Sequence[int],
     seed: int,
+    cv: float = 1.0,
+    duration_s: float = 300.0,
     lengths: Lengths = uniform_lengths,
 ) -> Workload:
     """As the paper states it: a Gamma process for each adapter, rates by a power law.
 
-    The processes are in their steady state when the workload begins (the paper does not say).
+    The processes are in their steady state when the workload begins (the paper does not say). Its
+    Table 2 names `num_adapters` n, `rate_rps` R and `duration_s` D.
     """
     rng = Random(seed)
-    names = adapter_names(setting.num_adapters)
-    shares = zipf_shares(setting.num_adapters, setting.alpha)
+    names = adapter_names(num_adapters)
+    shares = zipf_shares(num_adapters, alpha)
     arrivals = [
         Arrival(at_s, adapter, *lengths(rng))
         for adapter, share in zip(names, shares, strict=True)
-        for at_s in gamma_times(
-            rng, rate_rps=setting.rate_rps * share, cv=setting.cv, end_s=setting.duration_s
-        )
+        for at_s in gamma_times(rng, rate_rps=rate_rps * share, cv=cv, end_s=duration_s)
     ]
     arrivals.sort(key=lambda arrival: arrival.at_s)
     return Workload(name, tuple(arrivals), round_robin_ranks(names, ranks))
@@ -200,10 +184,14 @@ def as_in_paper(
 
 def as_in_code(
     name: str,
-    setting: SloraSetting,
     *,
+    num_adapters: int,
+    alpha: float,
+    rate_rps: float,
     ranks: Sequence[int],
     seed: int = 42,
+    cv: float = 1.0,
+    duration_s: float = 300.0,
     lengths: Lengths = uniform_lengths,
 ) -> Workload:
     """As the code does it: one Gamma process that begins at 0, adapters by a power distribution.
@@ -211,14 +199,14 @@ def as_in_code(
     The code draws with numpy; the distributions are the same, the numbers are not.
     """
     rng = Random(seed)
-    names = adapter_names(setting.num_adapters)
-    gaps = gamma_gaps(rng, rate_rps=setting.rate_rps, cv=setting.cv)
-    times = accumulate(islice(gaps, int(setting.rate_rps * setting.duration_s)))
-    last = setting.num_adapters - 1
+    names = adapter_names(num_adapters)
+    gaps = gamma_gaps(rng, rate_rps=rate_rps, cv=cv)
+    times = accumulate(islice(gaps, int(rate_rps * duration_s)))
+    last = num_adapters - 1
     arrivals = tuple(
         Arrival(
             at_s,
-            names[min(last, int(setting.num_adapters * rng.random() ** (1 / setting.alpha)))],
+            names[min(last, int(num_adapters * rng.random() ** (1 / alpha)))],
             *lengths(rng),
         )
         for at_s in times

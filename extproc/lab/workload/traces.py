@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
@@ -12,6 +12,9 @@ from random import Random
 
 from extproc.lab.workload.draws import RANKS_MIXED, round_robin_ranks
 from extproc.lab.workload.requests import Arrival, Workload
+
+RANK = 16
+"""Of every adapter of a record, which does not have them."""
 
 
 class Half(StrEnum):
@@ -44,12 +47,7 @@ def read_trace(
             read = [arrival_of(row) for row in rows_of(file)]
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path.name} is not a trace: no {error}") from error
-    kept = [
-        arrival
-        for arrival in read
-        if arrival.prompt_tokens
-        and arrival.prompt_tokens + arrival.output_tokens <= max_total_tokens
-    ]
+    kept = [arrival for arrival in read if is_kept(arrival, max_total_tokens)]
     if not kept:
         raise ValueError(f"{path.name} has no requests")
     start_s = min(arrival.at_s for arrival in kept)
@@ -60,9 +58,22 @@ def read_trace(
     return Workload(path.stem, tuple(arrivals), round_robin_ranks(names, ranks))
 
 
-def rows_of(lines: Iterable[str]) -> Iterable[dict[str, str]]:
-    """Return the rows of a trace, without comments."""
-    return csv.DictReader(line for line in lines if not line.startswith("#"))
+def is_kept(arrival: Arrival, max_total_tokens: int) -> bool:
+    """Return whether a request has a prompt, and is not too long with its response."""
+    num_tokens = arrival.prompt_tokens + arrival.output_tokens
+    return bool(arrival.prompt_tokens) and num_tokens <= max_total_tokens
+
+
+def rows_of(lines: Iterable[str]) -> Iterator[dict[str, str]]:
+    """Yield the rows of a trace, without comments.
+
+    Raises:
+        ValueError: It is no CSV.
+    """
+    try:
+        yield from csv.DictReader(line for line in lines if not line.startswith("#"))
+    except csv.Error as error:
+        raise ValueError(f"not CSV: {error}") from error
 
 
 def halved(workload: Workload, half: Half) -> Workload:

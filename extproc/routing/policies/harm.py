@@ -8,7 +8,7 @@ from math import exp, inf, sqrt
 
 from msgspec import Struct
 
-from extproc.adapters.placement import order
+from extproc.adapters.placement.orders import order
 from extproc.pods.columns import Columns
 from extproc.types import RequestInfo
 
@@ -163,6 +163,7 @@ class Prices:
         slot_s, has_all_seen = 0.0, False
         addresses = columns.addresses
         if len(rows) == len(addresses):
+            num_slots, num_free = columns.all_slots, columns.all_free
             homes = first = self._first_homes.of(adapter, addresses)
             if len(first) < len(addresses):
                 homes = self._first_homes.all(adapter, addresses)
@@ -171,9 +172,9 @@ class Prices:
                 few = [(~first[row], row) for row in holders if row not in running]
                 before += sorted(few, reverse=True)  # the next to home is mostly the best
         else:
+            num_slots, num_free = slots_of(columns, rows)
             every = self._first_homes.all(adapter, addresses)
             homes = filter(set(rows).__contains__, every)
-        num_slots, num_free = slots_of(columns, rows)
         if num_slots:
             slot_s = self._weights.slot_s * exp(-num_free / sqrt(num_slots))
         if running:

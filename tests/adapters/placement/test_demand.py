@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.adapters.placement import Demand
-from extproc.adapters.placement.levels import DECAY_S, MIN_RATE
+from extproc.adapters.placement.levels import DECAY_S, MIN_RATE, Demand
 
 WORK = st.tuples(st.sampled_from("abc"), st.floats(0.001, 1), st.floats(0, 1000))
 

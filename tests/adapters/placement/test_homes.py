@@ -10,10 +10,9 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.adapters.placement import Capacity, order
-from extproc.adapters.placement.homes import CARRIED, place
+from extproc.adapters.placement.homes import CARRIED, Capacity, place
 from extproc.adapters.placement.levels import level_of, rate_of
-from extproc.adapters.placement.orders import DEPTH
+from extproc.adapters.placement.orders import DEPTH, order
 from extproc.passes import last
 from tests.builders import address
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.adapters.placement import Levels
-from extproc.adapters.placement.levels import COOL_S, LEAST, MOST, STEP, level_of, rate_of
+from extproc.adapters.placement.levels import COOL_S, LEAST, MOST, STEP, Levels, level_of, rate_of
 from extproc.passes import make_all
 
 RATES = st.floats(0, 1e6)

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.adapters.placement import order
-from extproc.adapters.placement.orders import Orders
+from extproc.adapters.placement.orders import Orders, order
 from extproc.passes import make_all
 from tests.builders import address
 

@@ -7,9 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.adapters.placement import Capacity, Demand, Placement
-from extproc.adapters.placement.homes import MAX_DRAWS
-from extproc.adapters.placement.levels import COOL_S
+from extproc.adapters.placement.homes import MAX_DRAWS, Capacity, Placement
+from extproc.adapters.placement.levels import COOL_S, Demand
 from extproc.passes import make_all
 from tests.builders import address
 

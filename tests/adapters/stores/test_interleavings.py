@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 from msgspec import Struct
 
-from extproc.adapters.stores.content import Change, ConflictError, Medium
+from extproc.adapters.stores.content import ConflictError, Medium
 from extproc.adapters.stores.store import Store
 from extproc.adapters.stores.writing import ANY_TAG
 from tests.adapters.stores.media import RedisServer, declared, make_medium, shown
@@ -106,9 +106,9 @@ class TwoRouters(RuleBasedStateMachine):
                 del self.there[write.name]
             return "done"
         if declared_there == write.source:
-            return Change.NONE.value
+            return "none"
         self.there[write.name] = write.source
-        return Change.CREATED.value if declared_there is None else Change.REPLACED.value
+        return "created" if declared_there is None else "replaced"
 
     def tag(self, router: int, write: Write) -> str | None:
         if write.with_tag == "none":
@@ -133,7 +133,7 @@ class TwoRouters(RuleBasedStateMachine):
             if write.kind == "delete":
                 return "done" if await store.delete(write.name, if_match=tag) else "nothing"
             put = await store.put(declared(write.name, write.source), if_match=tag)
-            return put.change.value
+            return put.change
         except ConflictError:
             return "conflict"
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import aiohttp
 
-from bench.figures import percentile
+from extproc.lab.workload.judge import percentile
 from tests.e2e.fuzz.field import DECLARED, HONEST, LONG, SHAKY
 
 NUM_CLIENTS: Final = 10
@@ -38,10 +38,10 @@ class Asked(NamedTuple):
 def summarise(asked: Sequence[Asked], phase: str) -> tuple[dict[str, float], dict[str, int]]:
     """Return the figures of one phase, zeros without requests; and its failures by cause."""
     mine = [each for each in asked if each.phase == phase]
-    ms = [each.seconds * 1e3 for each in mine] or [0.0]
+    ms = sorted(each.seconds * 1e3 for each in mine)
     failures = Counter(each.cause for each in mine if each.cause != OK)
     figures = {"requests": float(len(mine)), "failed": float(failures.total())}
-    times = {"p50 ms": percentile(ms, 50), "p99 ms": percentile(ms, 99)}
+    times = {"p50 ms": percentile(ms, 0.5), "p99 ms": percentile(ms, 0.99)}
     return figures | times, dict(failures.most_common())
 
 

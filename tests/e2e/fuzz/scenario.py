@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import uvloop
 
-from bench.figures import abuse_of, by_label, total, within_s
+from bench.figures import abuse_of, by_label, total
 from bench.processes import raise_file_limit
 from extproc.envoy.bootstrap import BootstrapOptions, Mode
 from extproc.wire.memory import body_share_bytes
@@ -38,6 +38,18 @@ _RUNNING_S: Final = (5.0, 30.0)
 _DRAIN_S: Final = 30.0
 _LOOK_S: Final = 0.1
 _DELAY: Final = "extproc_loop_delay_seconds"
+
+
+def within_s(
+    before: Mapping[str, float], after: Mapping[str, float], name: str, percent: float
+) -> float | None:
+    """The least bound of a histogram's buckets that so many of what came in between did not
+    exceed; None where nothing came, or a page is missing."""
+    begin = f'{name}_bucket{{le="'
+    bounds = [key for key in after if key.startswith(begin)] if before else []
+    found = {float(key[len(begin) : -2]): after[key] - before.get(key, 0.0) for key in bounds}
+    least = max(found.values(), default=0.0) * percent / 100
+    return min((bound for bound, num in found.items() if num >= least > 0), default=None)
 
 
 @dataclass(frozen=True, slots=True)

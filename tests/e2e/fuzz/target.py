@@ -17,7 +17,7 @@ import msgspec
 import yaml
 
 from bench.figures import by_label, parse_counters
-from bench.processes import cpu_s, forget_peak, get, memory, waited_s
+from bench.processes import cpu_s, get, memory
 from extproc.envoy.bootstrap import BootstrapOptions, render
 from extproc.lab.engine.profiles import INSTANT
 from extproc.lab.fakepod.config import PodConfig
@@ -122,13 +122,14 @@ class Target(Stack):
         for name, child in self.children.items():
             part = name if name in _PARTS else "pods"
             used[part] += cpu_s(child.pid)
-            used[f"{part} waits"] += waited_s(child.pid)
+            used[f"{part} waits"] += _waited_s(child.pid)
         return used
 
     def forget_peaks(self) -> None:
         """Have the peaks of memory begin anew."""
         for name in _MEASURED:
-            forget_peak(self.children[name].pid)
+            # Source: proc_pid_clear_refs(5).
+            Path(f"/proc/{self.children[name].pid}/clear_refs").write_text("5")
 
     def peaks_mb(self) -> dict[str, float]:
         """The most memory that router and Envoy held since then."""
@@ -208,3 +209,12 @@ class Attack(ChildProcess):
         if await self.stop(_ENDS_WITHIN_S):
             raise StackError(f"the attackers do not end well: {self.log[-_LOG_CHARS:]}")
         return msgspec.json.decode(await self._said(), type=Tally)
+
+
+def _waited_s(pid: int) -> float:
+    """Seconds that a process's threads were ready and had no core: others took them.
+
+    Source: the kernel's Documentation/scheduler/sched-stats.rst, /proc/PID/schedstat, field 2.
+    """
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(thread.read_text().split()[1]) for thread in threads) / 1e9

@@ -274,7 +274,7 @@ def test_a_full_kv_cache_preempts_the_newest_which_recomputes() -> None:
     steps = _run_to_end(engine, EngineRequest("old", 30, 10), EngineRequest("new", 30, 10))
     finished = [timeline for step in steps for timeline in step.finished]
 
-    assert [(t.request.id, t.num_preemptions) for t in finished] == [("old", 0), ("new", 1)]
+    assert [timeline.request.id for timeline in finished] == ["old", "new"]
     assert [[r.id for r in step.preempted] for step in steps if step.preempted] == [["new"]]
 
 
@@ -286,10 +286,9 @@ def test_a_preempted_request_computes_only_what_was_taken_from_it() -> None:
     engine = Engine(profile, max_loras=0)
     steps = _run_to_end(engine, EngineRequest("old", 63, 22), EngineRequest("new", 62, 10))
     (preempting,) = (number for number, step in enumerate(steps) if step.preempted)
-    (resuming,) = (step for step in steps[preempting:] if step.admitted)
+    (resuming,) = (step for step in steps[preempting:] if step.prefill_tokens)
 
     num_generated = preempting
-    assert [request.id for request in resuming.admitted] == ["new"]
     assert resuming.prefill_tokens == 62 + num_generated - 2 * profile.block_tokens
 
 
@@ -431,7 +430,6 @@ def test_a_shared_beginning_is_computed_once_for_each_adapter() -> None:
     ]
 
     assert steps == [150, 54, 150, 150, 54]  # 6 whole blocks of 16 tokens are found
-    assert (engine.counters.num_prompt_tokens, engine.counters.num_cached_tokens) == (750, 192)
 
 
 def test_the_last_token_of_a_prompt_is_computed_even_if_all_of_it_is_shared() -> None:
@@ -454,15 +452,6 @@ def test_requests_that_run_together_share_the_kv_of_their_beginning() -> None:
     assert step is not None
     assert step.prefill_tokens == 816 + 9 * 16
     assert step.stats.kv_usage_ratio == 60 / 100  # 50 shared blocks, and 10 of their own
-
-
-def test_the_time_that_a_request_waits_for_a_slot_is_told_apart() -> None:
-    engine = Engine(replace(INSTANT, step_s=1.0), max_loras=1)
-    engine.submit(EngineRequest("first", 10, 3, "a"), now=0.0)
-    engine.submit(EngineRequest("gated", 10, 1, "b"), now=0.0)
-    finished = engine.advance(now=0.0, until=100.0).finished
-
-    assert [(t.request.id, t.slot_wait_s) for t in finished] == [("first", 0.0), ("gated", 3.0)]
 
 
 def test_a_step_must_have_room_for_a_token_of_every_sequence() -> None:

@@ -69,9 +69,10 @@ def _serve(profile: EngineProfile, workload: Workload) -> list[Timeline]:
 
 @cache
 def _throughput_rps(model: str, num_adapters: int) -> float:
-    setting = synthetic.SloraSetting(num_adapters, 1.0, 10.0, duration_s=120.0)
     base_model, ranks = MODELS[model]
-    workload = synthetic.as_in_code("t3", setting, ranks=ranks)
+    workload = synthetic.as_in_code(
+        "t3", num_adapters=num_adapters, alpha=1.0, rate_rps=10.0, ranks=ranks, duration_s=120.0
+    )
     finished = _serve(PROFILES[f"a100-80-{base_model}-slora"], workload)
     assert len(finished) == len(workload.arrivals)
     return len(finished) / max(timeline.finished_s or 0.0 for timeline in finished)

@@ -93,7 +93,9 @@ async def test_an_adapter_passes_the_check_of_its_effect() -> None:
     """It gets an answer for each prompt, with log-probabilities that its base model has not."""
     async with _pod() as (pod, _):
         client = PodClient()
-        found = [await likeliest(client, pod.url, model) for model in ("base", "a", "base")]
+        found = [
+            await likeliest(client, pod.url, model, timeout_s=60) for model in ("base", "a", "base")
+        ]
         client.close()
 
     base, adapter, again = [each for each in found if each is not None]
@@ -348,14 +350,6 @@ async def test_loading_responds_like_vllm() -> None:
             assert (answer[0], answer[1]["error"]["type"]) == (status, type_)
         names = [card["id"] for card in (await _get(session, "/v1/models"))["data"]]
         assert names == ["base", "a", "b"]
-
-
-async def test_an_adapter_that_the_worker_cannot_serve_is_refused_in_its_words() -> None:
-    async with _pod(PodConfig(errors_by_path={"/a": "no DoRA"})) as (_, session):
-        status, answer = await _load(session, lora_name="a", lora_path="/a")
-
-        assert status == 500
-        assert "failed with error 'no DoRA'," in answer["error"]["message"]
 
 
 async def test_without_runtime_loading_its_paths_do_not_exist() -> None:

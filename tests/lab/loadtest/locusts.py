@@ -13,8 +13,9 @@ from typing import Any
 
 import aiohttp
 
-from extproc.lab.workload.exchange import RequestRecord, load_records
+from extproc.lab.workload.exchange import RequestRecord
 from tests.e2e.harness import ChildProcess, free_port
+from tests.lab.lab import load_records
 from tests.waiting import eventually
 
 LOCUSTFILE = Path(__file__).parents[3] / "loadtest" / "locustfile.py"

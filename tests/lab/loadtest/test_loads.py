@@ -23,6 +23,7 @@ from extproc.lab.loadtest.loads import (
 from extproc.lab.trials.suites import PlanError, make_trial_parts, read_suite, scenarios_of
 from extproc.lab.workload.judge import Slo
 from extproc.lab.workload.requests import Tenant, Workload
+from tests.lab.lab import write_trace
 from tests.lab.loadtest.builders import block
 from tests.lab.trials.test_suites import tiny
 
@@ -151,11 +152,12 @@ def test_a_workload_by_name_comes_with_its_own_rate() -> None:
 
 def test_a_workload_is_sent_from_its_file(tmp_path: Path) -> None:
     made = named("zipf", num_requests=30)
-    made.workload.save(tmp_path / "saved.jsonl")
 
-    saved = named(str(tmp_path / "saved.jsonl"))
+    sent = named(str(write_trace(tmp_path, made.workload)))
 
-    assert saved.workload.arrivals == made.workload.arrivals
+    assert [each.adapter for each in sent.workload.arrivals] == [
+        each.adapter for each in made.workload.arrivals
+    ]
 
 
 # --- blocks -------------------------------------------------------------------------------------

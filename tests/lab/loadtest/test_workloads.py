@@ -8,6 +8,8 @@ import pytest
 from extproc.lab.loadtest.workloads import make, names, renamed
 from extproc.lab.trials.suites import PlanError, find_suite, make_trial_parts, parse_suite
 from extproc.lab.workload.requests import Arrival, Workload
+from extproc.lab.workload.traces import RANK, read_trace
+from tests.lab.lab import write_trace
 
 
 def small(name: str, **changes: int | float | None) -> Workload:
@@ -77,14 +79,13 @@ def test_a_scenario_can_be_named_by_its_file_s_path() -> None:
     assert small(f"{path}/zipf-60").arrivals == small("quick/zipf-60").arrivals
 
 
-def test_a_saved_workload_is_read_cut_and_scaled(tmp_path: Path) -> None:
-    workload = small("zipf")
-    path = tmp_path / "saved.jsonl"
-    workload.save(path)
+def test_a_trace_is_read_cut_and_scaled(tmp_path: Path) -> None:
+    path = write_trace(tmp_path, small("zipf"))
 
-    assert make(str(path), rate_rps=None, num_requests=None, seed=9) == workload
+    whole = make(str(path), rate_rps=None, num_requests=None, seed=9)
     part = small(str(path), num_requests=50, rate_rps=20.0)
-    assert [a.adapter for a in part.arrivals] == [a.adapter for a in workload.arrivals[:50]]
+    assert whole == read_trace(path, ranks=(RANK,))
+    assert [a.adapter for a in part.arrivals] == [a.adapter for a in whole.arrivals[:50]]
     assert part.rate_rps == pytest.approx(20.0)
 
 
@@ -115,18 +116,20 @@ def test_an_impossible_workload_is_an_error_of_one_line(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "hello", '{"format": "other"}', '{"a": 1}\n[1, 2]'])
-def test_a_file_that_is_not_a_workload_is_an_error(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("", "no requests"), ("hello", "no requests"), ('{"a": 1}\n[1, 2]', "not a trace")],
+)
+def test_a_file_that_is_not_a_trace_is_an_error(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "file"
     path.write_text(text)
 
-    with pytest.raises(PlanError, match=r"not a workload"):
+    with pytest.raises(PlanError, match=says):
         small(str(path))
 
 
-def test_a_saved_workload_that_comes_at_once_has_no_rate_to_change(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    Workload("w", (Arrival(0.0, None, 1, 1),), {}).save(path)
+def test_a_trace_that_comes_at_once_has_no_rate_to_change(tmp_path: Path) -> None:
+    path = write_trace(tmp_path, Workload("w", (Arrival(0.0, None, 1, 1),), {}))
 
     with pytest.raises(PlanError, match="at once"):
         small(str(path))

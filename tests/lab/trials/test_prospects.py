@@ -7,8 +7,7 @@ from math import inf
 
 import pytest
 
-from extproc.lab.trials.prospects import prospects
-from extproc.lab.trials.whatif import Case
+from extproc.lab.trials.whatif import Case, prospects
 from extproc.lab.workload.intervals import Interval
 from extproc.lab.workload.judge import Slo
 from extproc.lab.workload.requests import Arrival

@@ -149,14 +149,14 @@ def test_tails_are_means_over_the_seeds() -> None:
 
 def test_a_sweep_has_each_policy_at_each_value_over_its_seeds() -> None:
     swept = [
-        {**trial("z", "x", 5, seed, attainment=part, service_gap=0.25), "sweep": "cv", "value": 8.0}
+        {**trial("z", "x", 5, seed, attainment=part, loads_per_1000=25), "sweep": "cv", "value": 8}
         for seed, part in ((1, 0.5), (2, 0.7))
     ]
     found = table(*swept, {**trial("z", "x", 5, 1), "sweep": ""})
 
     (line,) = [line for line in found.splitlines() if "`x`" in line]
     assert line.startswith("| cv=8 | `x` | 40.00 ± 10.00 |")
-    assert column(found, "gap in service, points", "cv=8", "`x`") == "25.00 ± 0.00"
+    assert column(found, "loads/1,000", "cv=8", "`x`") == "25.00 ± 0.00"
 
 
 def test_a_load_test_s_real_runs_stand_beside_their_twins(tmp_path: Path) -> None:

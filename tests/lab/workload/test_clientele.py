@@ -51,11 +51,3 @@ def test_a_tenant_has_its_own_rate_and_lengths_for_the_same_popular_adapters() -
     assert medians["people"] == pytest.approx(200, rel=0.1)
     assert popular["people"][0][0] == popular["batch"][0][0]
     assert work.tenants == {"people": Tenant(), "batch": Tenant(priority=-1)}
-
-
-def test_a_file_keeps_what_tenants_claim() -> None:
-    batch = TenantSpec(priority=-2, weight=0.5, has_objectives=False)
-    work = made(20, beside={"batch": batch})
-
-    assert Workload.from_bytes(work.to_bytes()) == work
-    assert b"tenants" not in made(20, tenant="").to_bytes().splitlines()[0]

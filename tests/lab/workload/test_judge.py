@@ -232,13 +232,3 @@ def test_refusals_are_counted_by_their_reason() -> None:
         each.reason = reason
 
     assert measure(result(flight(), *refused), Slo()).refusals == {"late": 2, "saturated": 1}
-
-
-def test_the_service_gap_is_between_the_best_and_the_worst_served_adapter() -> None:
-    """61 tokens each: half of b's, and all of a's, are there by the last arrival."""
-    served = [flight(adapter="a") for _ in range(30)] + [flight(adapter="b") for _ in range(15)]
-    late = [flight(adapter="b", ttft_s=5.0) for _ in range(15)]
-
-    assert measure(result(*served, *late, flight(4.0)), Slo()).service_gap == pytest.approx(
-        30 / 31 - 15 / 30
-    )

@@ -122,6 +122,7 @@ def test_a_record_is_a_trace(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("", "not a record"),
+        (f"arrival_s\n{200_000 * '1'}\n", "not CSV"),
         ("arrival_s,prompt_tokens\n1,2\n", "not a record"),
         (",".join(COLUMNS) + "\n", "no request that a pod answered"),
         (f"{','.join(COLUMNS)}\n{row()}\n# " + '{"format": "x"}\n', "another version"),

@@ -1,9 +1,8 @@
-"""Workloads as values: order, checks, scaling, files."""
+"""Workloads as values: order, checks, scaling."""
 
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -40,20 +39,8 @@ def _workload(*arrivals: Arrival) -> Workload:
 
 
 @given(_WORKLOADS)
-def test_what_is_read_back_is_what_was_written_to_the_byte(workload: Workload) -> None:
-    data = workload.to_bytes()
-    again = Workload.from_bytes(data)
-
-    assert again == workload
-    assert again.to_bytes() == data
+def test_another_process_gets_the_same_workload(workload: Workload) -> None:
     assert pickle.loads(pickle.dumps(workload)) == workload
-
-
-def test_a_saved_file_loads(tmp_path: Path) -> None:
-    workload = _workload(Arrival(0.5, "a", 3, 4, "tenant"))
-    workload.save(tmp_path / "w.jsonl")
-
-    assert Workload.load(tmp_path / "w.jsonl") == workload
 
 
 @given(_WORKLOADS, st.floats(0.01, 100))
@@ -109,18 +96,3 @@ def test_impossible_workloads_are_refused(arrivals: tuple[Arrival, ...]) -> None
 def test_a_rate_factor_must_be_positive() -> None:
     with pytest.raises(ValueError, match="not positive"):
         _workload().scaled(0.0)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"{}",
-        _workload().to_bytes().replace(b"lora-workload-3", b"lora-workload-9"),
-        _workload().to_bytes() + b'[0.0,null,"long",1,"","",0]\n',
-        _workload().to_bytes() + b"[0.0,null,1]\n",
-    ],
-)
-def test_what_is_no_workload_is_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match="workload"):
-        Workload.from_bytes(data)

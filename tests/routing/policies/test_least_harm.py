@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from extproc.adapters.placement import order
+from extproc.adapters.placement.orders import order
 from extproc.costs import Costs, Decode
 from extproc.phrases import FOR_ROOM
 from extproc.routing.policies.harm import (

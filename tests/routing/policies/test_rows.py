@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import asdict
 
-from extproc.adapters.placement import order
+from extproc.adapters.placement.orders import order
 from extproc.routing.picker import Picker, PickerSettings
 from extproc.routing.policies import BUILT_IN, Founding, LeastHarm
 from extproc.routing.policies.harm import NUM_FIRST_HOMES, FirstHomes

@@ -17,10 +17,10 @@ import sys
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from math import inf
 from random import Random
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import gevent
 import msgspec
@@ -50,17 +50,11 @@ _Number = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class LoopThread:
-    """An event loop in a thread, until the end of the `with` statement or `close`."""
+    """An event loop in a thread, until `close`."""
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
         self._ended = gevent.get_hub().threadpool.spawn(self._loop.run_forever)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the thread; nothing may be running in it."""
@@ -192,7 +186,7 @@ def add_options(parser: LocustArgumentParser) -> None:
     Defaults have the option's type: the web UI converts by it.
     """
     add = parser.add_argument
-    text = f"{', '.join(names())}, SUITE/SCENARIO, or a saved workload's path"
+    text = f"{', '.join(names())}, SUITE/SCENARIO, or the path of a trace"
     add("--workload", default="zipf", help=text)
     add("--rate", type=float, default=0.0, help="requests per second; 0: the workload's own")
     add("--requests", type=int, default=0, help="how many; 0: the workload's own")
@@ -229,7 +223,7 @@ def make_plan(options: Namespace, url: str, *, workers: Sequence[str]) -> Locust
         raise PlanError(f"an option cannot be used: {error}") from error
     if options.adapter_names == "as-is" and options.model:
         return plan
-    with LoopThread() as thread:
+    with closing(LoopThread()) as thread:
         try:
             listing = thread.wait(lambda: fetch_listing(plan.url, plan.settings.headers))
         except TargetError as error:

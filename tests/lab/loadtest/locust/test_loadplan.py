@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import msgspec
@@ -40,7 +40,7 @@ def plan(url: str, *arguments: str, workers: tuple[str, ...] = ("w1",)) -> Locus
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     config = PodConfig(base_model="base-7b", adapters=["x", "y"], api_key="secret")
-    with LoopThread() as thread:
+    with closing(LoopThread()) as thread:
         pod = thread.wait(lambda: start_pod(config))
         yield pod.url
         thread.wait(pod.stop)
@@ -59,7 +59,7 @@ def listing(content: object) -> Iterator[str]:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         return runner
 
-    with LoopThread() as thread:
+    with closing(LoopThread()) as thread:
         runner = thread.wait(start)
         yield "http://{}:{}".format(*runner.addresses[0])
         thread.wait(runner.cleanup)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 
 import gevent
 import pytest
@@ -18,7 +19,7 @@ def test_a_greenlet_gets_what_the_coroutine_returns_or_raises() -> None:
     async def fail() -> None:
         raise ValueError("no")
 
-    with LoopThread() as thread:
+    with closing(LoopThread()) as thread:
         assert thread.wait(answer) == 42
         with pytest.raises(ValueError, match="no"):
             thread.wait(fail)
@@ -35,7 +36,7 @@ def test_a_killed_greenlet_cancels_the_coroutine_and_takes_what_it_left() -> Non
         finally:
             left.append("cut")
 
-    with LoopThread() as thread:
+    with closing(LoopThread()) as thread:
         user = gevent.spawn(thread.wait, send, lambda: seen.extend(left))
         with gevent.Timeout(60):
             while not seen:

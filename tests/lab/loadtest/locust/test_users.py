@@ -11,8 +11,9 @@ import pytest
 
 from extproc.lab.engine.profiles import H100_8B, INSTANT
 from extproc.lab.fakepod.podserver import PodConfig, RunningPod, start_pod
-from extproc.lab.workload.exchange import RequestRecord, load_records
+from extproc.lab.workload.exchange import RequestRecord
 from tests.e2e.harness import free_port
+from tests.lab.lab import load_records
 from tests.lab.loadtest.loads import SLO
 from tests.lab.loadtest.locusts import (
     LOCUSTFILE,
@@ -117,7 +118,7 @@ async def test_a_closed_loop_has_as_many_requests_under_way_as_users(
 async def test_a_stopped_test_counts_cut_and_unsent_requests(
     tmp_path: Path,
 ) -> None:
-    slow = await start_pod(PodConfig(adapters=["a"], profile=H100_8B, time_scale=0.01))
+    slow = await start_pod(PodConfig(adapters=["a"], profile=H100_8B.slowed(100)))
     path = tmp_path / "records.jsonl"
     try:
         arguments = headless(slow.url, "--rate", "10", "--requests", "500", "--records", str(path))

@@ -7,7 +7,7 @@ import tarfile
 
 import pytest
 
-from release.imagefiles import Found, read_image
+from release.image import Found, read_image
 from release.packages import Package, from_dpkg_status, from_metadata, licence_problems
 
 METADATA = """Metadata-Version: 2.4
