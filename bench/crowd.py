@@ -4,7 +4,8 @@ Pods answer chat completions at once or after a while, and never end completions
 that run. Once
 busy, each pod has one of these, sent through the gateway, and what the other routers send there.
 They send at a rate of their own, tell that over real links, and have so many requests in flight.
-The pods' pages say all of it, as vLLM's do.
+The pods' pages say all of it, as vLLM's do: what has begun after an engine's step, what has ended
+at once.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import random
 import sys
 import time
+from collections import deque
 from functools import partial
 from itertools import cycle
 from urllib.parse import parse_qsl
@@ -42,6 +44,8 @@ from extproc.wire import server as wire
 
 KEY = "a key that all routers of a benchmark share"
 _TOLD_PER_POD = 4
+_STEP_S = 0.01
+"""From a pick to the first page that shows it: to the engine, and to the end of its step."""
 _BEGIN, _COUNTS = "/bench/begin", "/bench/counts"
 _ON_THE_WAY = 16
 """Of the requests that run on, at most so many that no pod has yet."""
@@ -93,6 +97,7 @@ class Players:
         ]
         self._by_address: dict[str, Pod] = {}
         self._kept: list[object] = []
+        self._coming = deque[tuple[float, Pod, str]]()  # picked then, and on no page yet
         self.asked: asyncio.Future[dict[str, str]] = loop.create_future()
         self._on_the_way = asyncio.Semaphore(_ON_THE_WAY)
         self._num_pages = self._num_running = self._num_picks = 0
@@ -114,6 +119,7 @@ class Players:
         kind, page, delay_s = "application/json", b"{}", 0.0
         if path.startswith("/metrics"):
             self._num_pages += 1
+            self._show(self._loop.time() - _STEP_S)
             kind, page = METRICS_TYPE, pod.page()
         elif path == "/v1/models":
             page = self._models
@@ -181,15 +187,24 @@ class Players:
             pod = self._rng.choice(self.pods)
             adapter = self._rng.choice(pod.adapters)
             peer.start(pod.address, adapter)
-            pod.serve(adapter)
+            self._coming.append((now(), pod, adapter))
             if number < most:
                 continue
+            self._show(now() - _STEP_S)
+            if len(self._coming) > most:  # all that are in flight: the one that ends has come
+                self._show(self._coming[0][0])
             address, adapter = peer.end()
             self._by_address[address].end(adapter)
             self._num_picks += 1
             due_s += 1 / self._plan.rate_per_s / len(self._peers)
             if due_s > now():
                 await asyncio.sleep(due_s - now())
+
+    def _show(self, until_s: float) -> None:
+        """Have pages show what was picked by then."""
+        while self._coming and self._coming[0][0] <= until_s:
+            _, pod, adapter = self._coming.popleft()
+            pod.serve(adapter)
 
     async def _tick(self) -> None:
         while True:

@@ -60,14 +60,15 @@ _FILL_S = 4.0  # until the first prompts are computed, and adapters loaded
 _POLICY_S = 60.0  # from the start of one policy to the next's
 _BODY_BYTES = 2_000
 _NUM_DECLARED = 2_000
-_NUM_PEERS = (0, 1, 3, 9)
+_TOLD = ((0, 1), (1, 1), (3, 1), (9, 1), (9, 2), (9, 4), (9, 8))
+"""Other routers, and what each tells in a message: picks, and as many ends."""
 _TOLD_PER_POD = 4
 _ROUNDS = 5
 _STEPS = ("choosing p50, us", "p99", "counting it and its end, us", "a scrape recorded, us")
 _DECLARED_HEADER = (f"{_NUM_DECLARED:,} declared; us", "nothing declared", "others are", "it is")
 _TOLD_HEADER = (
-    *("pods x adapters", "told between two decisions, each a pick and an end"),
-    *("choosing p50, us", "p99", "reading and counting one p50, us", "p99"),
+    *("pods x adapters", "others that tell between two decisions", "picks and ends in a message"),
+    *("choosing p50, us", "p99", "reading and counting a pick and an end p50, us", "p99"),
 )
 
 
@@ -129,6 +130,7 @@ def _times(
     start_s: float,
     *,
     num_peers: int = 0,
+    num_told: int = 1,
     scrapes_per_decision: float = 0.0,
 ) -> Times:
     """Measure, with each catalog in turns; by default as many scrapes as in production."""
@@ -147,11 +149,11 @@ def _times(
         routers[0].choose(first, now=now)
     for number, asked in enumerate(requests):
         turn = number % len(catalogs)
-        now += (1 + num_peers) / _DECISIONS_PER_S  # of all routers together
-        for peer in heard.peers:
+        now += (1 + num_peers * num_told) / _DECISIONS_PER_S  # of all routers together
+        for peer in heard.peers * num_told:
             peer.start(*_where_it_runs(fleet, rng))
             peer.end()
-        times.told += heard.deliver()
+        times.told += [took_s / num_told for took_s in heard.deliver()]
         request = replace(asked, arrived_at_s=now)
         began_s = process_time()
         _, pick = routers[turn].choose(request, now=now)
@@ -205,20 +207,21 @@ def declared_rows(policies: Sequence[str], fleet: Fleet, start_s: float) -> Iter
 
 
 def told_rows(size: tuple[int, int]) -> Iterator[list[str]]:
-    """Yield a row for each number of other routers."""
+    """Yield a row for each number of other routers, and of what they tell in a message."""
     fleet, start_s = Fleet(*size), 0.0
-    for num_peers in _NUM_PEERS:
+    for num_peers, num_told in _TOLD:
         start_s += _POLICY_S
-        picks = 1 + num_peers
+        picks = 1 + num_peers * num_told
         scrapes = picks * max(1 / _PICKS_PER_SCRAPE, size[0] / _DECISIONS_PER_S / _MAX_REST_S)
         times = _times(
             *(POLICIES[-1], fleet, [Catalog()], start_s),
             num_peers=num_peers,
+            num_told=num_told,
             scrapes_per_decision=scrapes,
         )
         cells = [f"{_us(times.choosing[0], part):.1f}" for part in (0.5, 0.99)]
         cells += [f"{_us(times.told, part):.1f}" if times.told else "" for part in (0.5, 0.99)]
-        yield [f"{size[0]:,} x {size[1]:,}", str(num_peers), *cells]
+        yield [f"{size[0]:,} x {size[1]:,}", str(num_peers), str(num_told), *cells]
 
 
 def _where_it_runs(fleet: Fleet, rng: random.Random) -> tuple[str, str]:

@@ -8,6 +8,7 @@ meantime falls on all of them. Only ratios within one run mean anything on anoth
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -74,11 +75,13 @@ class Column:
     Attributes:
         policy: The router's; empty for none.
         python: What runs the router.
+        is_compiled: With its compiler on.
     """
 
     variant: Variant
     policy: str = ""
     python: str = sys.executable
+    is_compiled: bool = False
 
 
 COLUMNS = {
@@ -205,10 +208,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _under(pythons: Sequence[str]) -> dict[str, Column]:
-    return {
-        f"least_harm {Path(each).name}": Column(Variant.WIRE, "least_harm", each)
-        for each in pythons
-    }
+    columns = {}
+    for each in pythons:
+        name = f"least_harm {Path(each).name}"
+        columns[name] = Column(Variant.WIRE, "least_harm", each)
+        if _has_compiler(each):
+            columns[f"{name}+jit"] = Column(Variant.WIRE, "least_harm", each, is_compiled=True)
+    return columns
+
+
+def _has_compiler(python: str) -> bool:
+    """Return whether a Python has a compiler to machine code, and says so (3.14 and later)."""
+    ask = "import sys; sys.exit(not sys._jit.is_available())"
+    try:
+        return subprocess.run([python, "-c", ask], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False  # it fails where it is to run the router, with its error
 
 
 def _options(column: Column, args: argparse.Namespace) -> StackOptions:
@@ -218,6 +233,7 @@ def _options(column: Column, args: argparse.Namespace) -> StackOptions:
         router={**ROUTER, "policy": {"name": column.policy}} if column.policy else {},
         other=args.other,
         python=column.python,
+        env={"PYTHON_JIT": "1" if column.is_compiled else "0"},
     )
 
 
@@ -234,7 +250,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--adapters", type=int, default=64, help="on each pod (default 64)")
     add("--pod-ms", type=float, default=5.0, help="from a request to its answer (default 5)")
     add("--other", type=Path, metavar="CHECKOUT", help="another one's router, measured beside ours")
-    add("--pythons", nargs="+", default=[], metavar="PYTHON", help="least_harm under these, too")
+    add(
+        "--pythons",
+        nargs="+",
+        default=[],
+        metavar="PYTHON",
+        help="least_harm under these, too, and with their compilers on",
+    )
     args = parsed(options, arguments, usual={"rounds": 3}, quick={"rounds": 1})
     if args.columns is None:
         args.columns = [name for name in COLUMNS if not name.startswith("other")]

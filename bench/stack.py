@@ -48,6 +48,7 @@ class StackOptions:
         router: More of the router's configuration, by section.
         other: Checkout that `Variant.OTHER` runs.
         python: What runs the router.
+        env: Added to its environment.
     """
 
     variant: Variant
@@ -56,6 +57,7 @@ class StackOptions:
     router: Mapping[str, Any] = field(default_factory=dict)
     other: Path | None = None
     python: str = sys.executable
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,7 @@ def _server(options: StackOptions, crowd: Crowd) -> ServeProcess | Reference | N
     router = ServeProcess(
         config, folder=options.other if options.variant is Variant.OTHER else None
     )
-    router.command[0] = options.python
+    router.command[0], router.env = options.python, options.env
     return router
 
 

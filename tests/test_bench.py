@@ -63,7 +63,7 @@ def test_a_benchmark_tells_its_options(
             ["308B@max"],
         ),
         (
-            ["--columns", "empty", "--pythons", "python3.11", "/bin/python3.15", "--aims"],
+            ["--columns", "empty", "--pythons", "/else/python3.11", "/else/python3.15", "--aims"],
             ["empty", "least_harm python3.11", "least_harm python3.15"],
             run.AIMS_CELLS,
         ),
@@ -75,6 +75,21 @@ def test_other_checkouts_and_pythons_are_measured_beside_this_one(
     args = run.parse(arguments)
 
     assert (args.columns, list(args.cells)) == (columns, list(cells))
+
+
+@pytest.mark.parametrize(("says", "more"), [(0, ["least_harm python3.15+jit"]), (1, [])])
+def test_a_python_that_has_a_compiler_is_measured_with_it_too(
+    tmp_path: Path, says: int, more: list[str]
+) -> None:
+    python = tmp_path / "python3.15"
+    python.write_text(f"#!/bin/sh\nexit {says}\n")
+    python.chmod(0o755)
+    args = run.parse(["--columns", "empty", "--pythons", str(python)])
+    columns = run._under(args.pythons)
+    environments = [run._options(each, args).env["PYTHON_JIT"] for each in columns.values()]
+
+    assert args.columns == ["empty", "least_harm python3.15", *more]
+    assert environments == ["0", "1"][: len(columns)]
 
 
 def test_each_usual_cell_is_one_that_there_is() -> None:
@@ -117,9 +132,10 @@ def test_a_row_for_each_number_of_routers_has_the_times_of_both(
 
     rows = list(decisions.told_rows((2, 3)))
 
-    assert [row[1] for row in rows] == ["0", "1", "3", "9"]
-    assert all(float(row[2]) > 0 for row in rows)
-    assert all(float(row[4]) > 0 for row in rows[1:])
+    assert [row[1] for row in rows] == ["0", "1", "3", *["9"] * 4]
+    assert [row[2] for row in rows] == ["1"] * 4 + ["2", "4", "8"]
+    assert all(float(row[3]) > 0 for row in rows)
+    assert all(float(row[5]) > 0 for row in rows[1:])
 
 
 def test_a_pod_of_a_crowd_says_what_runs_there_as_vllm_does() -> None:

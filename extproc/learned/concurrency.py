@@ -23,8 +23,8 @@ Rules:
    Of many that come at once to an engine of which nothing is known, all but a few would wait in it.
    So from one report to the next it gets `START`, or twice as many as it has lately got in such a
    time while nobody waited, less those that wait. It gets more than `START` where even an endpoint
-   that surprises is seldom asked. Ends do not count, as they may be told late. With half of them
-   the next report is due: none are held for it.
+   that surprises is seldom asked. One that has run and ended since waits no longer, so another may
+   take its place. With half of them the next report is due: none are held for it.
 4. An engine counts sequences: a request for several is as many. Of those some end before others,
    so an end without our knowledge is one of a whole request.
 5. The requests there are those that routers know of, and no more than the last report has and picks
@@ -84,8 +84,9 @@ class EndpointRoom:
         self._moved_s = self._before_s = _NEVER_S
         self._num_seen = self._num_deferred = 0  # by the last report
         self._num_young = 0  # picks that it may not show
-        # Picks since the last report, the most of late, and so many until the next one.
-        self._num_new, self._most_new, self._most_open = 0, 0, START
+        # Picks since the last report, those of them that have run, the most of late, and so many
+        # until the next one.
+        self._num_new, self._num_run, self._most_new, self._most_open = 0, 0, 0, START
         self._most_new_s = _NEVER_S
         self._num_due: float = START  # picks with which the next report is due
 
@@ -95,7 +96,7 @@ class EndpointRoom:
         self._num_new += num
         if picked_at_s > self._before_s:
             self._num_young += num
-        return self._num_new >= self._num_due
+        return self._num_new - self._num_run >= self._num_due
 
     def end(
         self, picked_at_s: float, num: int = 1, took_s: float | None = None, num_ended: int = 1
@@ -106,6 +107,7 @@ class EndpointRoom:
             num_young = self._num_young - num
             self._num_young = num_young if num_young > 0 else 0
         if took_s is not None:
+            self._num_run += num if picked_at_s > self._asked_s else 0
             kept, took_s2 = LONG_KEPT if num_ended == 1 else LONG_KEPT**num_ended, took_s * took_s
             self._took_s = took_s + kept * (self._took_s - took_s)
             self._took_s2 = took_s2 + kept * (self._took_s2 - took_s2)
@@ -140,7 +142,7 @@ class EndpointRoom:
         num_new = round(self._num_new / max(1.0, (asked_at_s - self._asked_s) / next_s))
         if num_waiting <= 0 and (is_old or num_new > self._most_new):
             self._most_new, self._most_new_s = num_new, taken_at_s
-        self._num_new = num_since(asked_at_s)
+        self._num_new, self._num_run = num_since(asked_at_s), 0
         least = round(START * max(1.0, next_s / START_S))
         self._most_open = max(least, 2 * self._most_new) - num_waiting
         shown_before, self._shown = self._shown, _shown(report)
@@ -185,7 +187,7 @@ class EndpointRoom:
         that shows.
         """
         if max_in_flight is None and self.limit is None:
-            return not is_known or self._num_new < self._most_open
+            return not is_known or self._num_new - self._num_run < self._most_open
         most, num_there = self.places(num_known, max_in_flight, is_known)
         return num_there < most
 

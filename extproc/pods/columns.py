@@ -238,7 +238,8 @@ class Columns:
         return rows
 
     def few_holders(self, adapter: str) -> Set[int] | None:
-        """Return the same rows; None where they may be more than a few, and are not looked at."""
+        """Return the same rows; None where they may be more than a few, and are not looked at: ten
+        that have moved take 20 us, this 2."""
         rows = self._holders.get(adapter, _NONE)
         if len(rows) > FEW:
             return None
@@ -253,9 +254,12 @@ class Columns:
 
     def least(self) -> tuple[float, float]:
         """Return the least that a byte of a prompt costs anywhere, and the least that an adapter's
-        load costs where it is not loaded."""
+        load costs where it is not loaded; 0 without endpoints."""
         if self._least is None:
-            self._least = min(self.s_per_byte), min([each.cold_load_s for each in self.costs])
+            self._least = (
+                min(self.s_per_byte, default=0.0),
+                min([each.cold_load_s for each in self.costs], default=0.0),
+            )
         return self._least
 
     # --- what others read -------------------------------------------------------------------

@@ -331,17 +331,20 @@ class Router:
         return num_over > 0 and max(free) < request.num_sequences and 2 * num_over >= len(free) - 1
 
     def _least_ttft_s(self, request: RequestInfo, now: float) -> float:
-        """Return the time to its first token that a request needs at least, by estimate."""
-        adapter = None if request.adapter is None else self.catalog.served(request.adapter)
+        """Return the time to its first token that a request needs at least, by estimate.
+
+        Endpoints where it has nothing are not looked at one by one: some may have thousands.
+        """
+        adapter = "" if request.adapter is None else self.catalog.served(request.adapter)
         columns = self.pool.columns(now=now)
-        return min(
-            (
-                request.rest_bytes(address) * columns.s_per_byte[row]
-                + (0.0 if adapter is None else columns.load_s(row, adapter))
-                for row, address in enumerate(columns.addresses)
-            ),
-            default=0.0,
-        )
+        s_per_byte, load_s = columns.least()
+        cached = {columns.rows[each] for each in request.cached_bytes if each in columns.rows}
+        least_s = [
+            request.rest_bytes(columns.addresses[row]) * columns.s_per_byte[row]
+            + (columns.load_s(row, adapter) if adapter else 0.0)
+            for row in cached | columns.holders(adapter)
+        ]
+        return min([request.rest_bytes("") * s_per_byte + (load_s if adapter else 0.0), *least_s])
 
 
 def _last_holders(request: RequestInfo, catalog: Catalog, snapshot: Snapshot) -> frozenset[str]:

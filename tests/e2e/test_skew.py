@@ -16,7 +16,7 @@ from tests.e2e.conftest import PATIENCE_S, own_pods, router_config
 from tests.e2e.harness import RouterProcess
 from tests.e2e.load import Load
 from tests.e2e.previous import become_previous, previous_wheel, unpacked
-from tests.e2e.test_routers import MODELS, fleet, open_requests, told
+from tests.e2e.test_routers import MODELS, fleet, open_requests
 from tests.waiting import eventually
 
 # A wheel is built first, with what its build needs from a package index.
@@ -39,35 +39,37 @@ def runs_from(router: RouterProcess) -> str:
     return found.decode()
 
 
-async def test_routers_of_both_releases_tell_each_other_their_picks_and_how_they_end(
+async def test_routers_of_both_releases_serve_all_and_tell_each_other_how_picks_end(
     previous: Path, http: aiohttp.ClientSession
 ) -> None:
+    """Their counts of each other's requests may differ: see docs/several-routers.md."""
     num_open = 12
 
     def prepare(routers: list[RouterProcess]) -> None:
         become_previous(routers[0], previous)
 
     async with fleet(http, before_start=prepare) as routers:
-        old, new = routers.routers
+        old, _ = routers.routers
 
-        async def know_of_each_other() -> bool:
-            own = await routers.counters("picks_in_flight")
-            return sum(own) == num_open and [await told(new), await told(old)] == own
+        async def have_all() -> bool:
+            return sum(await routers.counters("picks_in_flight")) == num_open
 
         assert runs_from(old) == str(previous)
         async with open_requests(routers.client, num_open):
-            await eventually(know_of_each_other)
+            await eventually(have_all)
             own = await routers.counters("picks_in_flight")
         async with Load(routers.client, MODELS).running() as load:
             await load.some(100)
         await eventually(routers.have_none_in_flight)
         picks = await routers.counters("picks_total")
         completions = await routers.counters("completions_total")
+        relayed = await routers.counters("peer_entries_total")
         dropped = await routers.counters("peer_entries_dropped_total")
 
     assert all(own)
     assert load.outcomes == load.all_served
     assert completions == picks
+    assert all(relayed)  # out of one, in at the other
     assert dropped == [0, 0]
 
 

@@ -71,6 +71,12 @@ class Scene:
         self.num += 1
         self.other.start(f"{self.num}", adapter=adapter, now=self.now)
 
+    def end(self, by: str, number: int, *, has_run: bool = True) -> None:
+        if by == "us":
+            self.pool.flights.finish(f"ours-{number}", now=self.now, has_run=has_run)
+        else:
+            self.other.end(f"{number}", now=self.now, has_run=has_run)
+
     def report(self, num_running: int, *, tokens: int | None = None, **fields: Any) -> bool:
         """Let a tenth of a second pass, and return whether the report is as expected then."""
         self.now += 0.1
@@ -214,24 +220,52 @@ def test_more_requests_than_have_ever_run_there_are_due_a_report_that_is_asked_f
 
 @pytest.mark.parametrize("by", ["us", "another"])
 def test_a_report_is_due_before_a_pod_of_which_nothing_is_known_gets_no_more(by: str) -> None:
-    """As many run there as before, but more have begun than may wait."""
-    scene, num = Scene(), 0
+    """As many run there as before, but more have begun than may wait, instead of others."""
+    scene, num, before = Scene(), 0, list[int]()
     for _ in range(30):
         scene.start("a") if by == "us" else scene.tell("a")
+        before.append(scene.num)
     for _ in range(20):
         scene.report(33)
     scene.due.clear()
     while not scene.due and num <= START:
         num += 1
+        scene.end(by, before.pop())
         scene.start("a") if by == "us" else scene.tell("a")
-        if by == "us":
-            scene.pool.flights.finish(f"ours-{scene.num}", now=scene.now)
-        else:
-            scene.other.end(f"{scene.num}", now=scene.now)
 
     assert num <= START
     assert scene.pool.snapshot(now=scene.now).endpoints[0].has_room
     assert scene.is_expected
+
+
+@pytest.mark.parametrize("by", ["us", "another"])
+def test_requests_that_begin_and_end_between_two_reports_are_expected_however_many(
+    by: str,
+) -> None:
+    """As with ten routers that tell of theirs: none of what has been served waits."""
+    scene = Scene()
+    scene.start("a")
+    scene.report(4)
+    scene.end("us", scene.num)
+    scene.due.clear()
+    for _ in range(20):
+        for _ in range(5 * START):
+            scene.start("a") if by == "us" else scene.tell("a")
+            scene.now += 0.0001
+            scene.end(by, scene.num)
+        has_room = scene.pool.snapshot(now=scene.now).endpoints[0].has_room
+
+        assert (has_room, scene.due, scene.report(3)) == (True, [], True)
+
+
+@pytest.mark.parametrize("by", ["us", "another"])
+def test_of_requests_that_a_pod_refuses_many_are_due_its_report(by: str) -> None:
+    scene = Scene()
+    for _ in range(START):
+        scene.start("a") if by == "us" else scene.tell("a")
+        scene.end(by, scene.num, has_run=False)
+
+    assert scene.due == [A]
 
 
 @pytest.mark.parametrize("usage", [0.1, 0.4, 0.5])

@@ -440,6 +440,25 @@ def test_one_that_is_held_needs_no_load_of_a_version_that_runs() -> None:
     assert needed_s == [0.0, Costs().cold_load_s]
 
 
+def test_one_that_is_held_needs_the_least_of_what_pods_have_of_it() -> None:
+    """Its adapter is loaded on the first pod, and half of its prompt is cached on the second."""
+    scene = Scene(num_pods=3)
+    scene.lists(1, ("own", "/adapters/own"))
+    assert scene.picked("own").address == address(1)
+    cached = {address(2): 500, address(9): 900}
+    byte_s, load_s = Costs().prompt_s_per_byte, Costs().cold_load_s
+
+    def needed_s(name: str | None, num_bytes: int) -> float:
+        asked = request(name, body_bytes=num_bytes, cached_bytes=cached)
+        return scene.router._least_ttft_s(asked, scene.now)
+
+    assert needed_s(None, 1_000) == pytest.approx(500 * byte_s)
+    assert needed_s("own", 1_000) == pytest.approx(1_000 * byte_s)
+    assert needed_s("cold", 1_000) == pytest.approx(500 * byte_s + load_s)
+    scene.router.pool.set_endpoints([])
+    assert needed_s(None, 1_000) == 0.0
+
+
 def test_prompts_that_one_version_has_cached_are_not_those_of_another() -> None:
     scene = Scene(Declaration("sql", "/adapters/sql-1", "1"), num_pods=1)
     picker_in(scene.router).uses_cached_bytes = True

@@ -227,7 +227,8 @@ class Placement:
         One by one: the first few cost little among however many endpoints.
         """
         homes = self.homes.get(adapter, ())
-        yield from homes
+        # Of an iterator: CPython's compiler fails at a sequence (docs/performance.md).
+        yield from iter(homes)
         for address in self._orders.walk(adapter):
             if address not in homes:
                 yield address

@@ -83,7 +83,8 @@ class Orders:
         if head is None:
             # Faster than a heap, but for 1,000.
             head = self._heads[adapter] = sorted(_draws(adapter, self._addresses))[: self._depth]
-        yield from [address for _, address in head]
+        # Of iterators: CPython's compiler fails at sequences (docs/performance.md).
+        yield from iter([address for _, address in head])
         if len(head) < len(self._addresses):
             whole = self._heads[adapter] = sorted(_draws(adapter, self._addresses))
-            yield from [address for _, address in whole[len(head) :]]
+            yield from iter([address for _, address in whole[len(head) :]])

@@ -71,8 +71,9 @@ class FirstHomes:
     def all(self, adapter: str, addresses: tuple[str, ...]) -> Iterator[int]:
         """Yield the rows of all addresses in an adapter's order."""
         first = self.of(adapter, addresses)
-        yield from first
-        yield from self._order(adapter)[len(first) :]
+        # Of an iterator: CPython's compiler fails at a sequence (docs/performance.md).
+        yield from iter(first)
+        yield from iter(self._order(adapter)[len(first) :])
 
     def _order(self, adapter: str) -> list[int]:
         return [self._rows[address] for address in order(adapter, self._addresses)]
