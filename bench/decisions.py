@@ -38,9 +38,9 @@ from extproc.pods.peerpicks import pick_ids
 from extproc.pods.pool import Pool, PoolSettings
 from extproc.queue import HoldQueue
 from extproc.routing.catalog import Catalog
+from extproc.routing.conflicts import Offer
 from extproc.routing.picker import Picker
 from extproc.routing.policies import BUILT_IN
-from extproc.routing.precedence import Offer
 from extproc.routing.router import Router
 from extproc.service.garbage import GC_THRESHOLDS
 from extproc.types import Endpoint, LoadReport, ModelCard, Pick, RequestInfo

@@ -10,7 +10,7 @@ command line, `lab` measures. A policy of your own needs only the names exported
 (docs/policy-api.md).
 """
 
-from extproc.costs import Costs
+from extproc.costs import Costs, Decode
 from extproc.routing.policies import Founding, Policy
 from extproc.tenancy import Claim
 from extproc.types import Choice, EndpointView, Hints, RequestInfo, Snapshot, Terms, Wait
@@ -19,6 +19,7 @@ __all__ = [
     "Choice",
     "Claim",
     "Costs",
+    "Decode",
     "EndpointView",
     "Founding",
     "Hints",

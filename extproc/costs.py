@@ -33,20 +33,18 @@ class Costs(Struct, frozen=True):
         prompt_s_per_byte: For each byte of a request's body that is not cached.
         cold_load_s: An adapter's load from disk to a GPU slot.
         cached_load_s: An adapter's load from the CPU cache to a GPU slot.
-
-    The router's own:
-        _decode: Of output tokens; None until the endpoint's reports have shown it.
-        _known_cold_load_s: `cold_load_s`, if first tokens have shown it; None while it is unknown.
-        _known_cached_load_s: `cached_load_s` likewise.
+        decode: Of output tokens; None until the pod's reports have shown it.
+        known_cold_load_s: `cold_load_s`, if first tokens have shown it; None while it is unknown.
+        known_cached_load_s: `cached_load_s` likewise.
     """
 
     # 24,000 tokens a second of an 8B model on an H100.
     prompt_s_per_byte: float = 1 / (24_000 * BYTES_PER_TOKEN)
     cold_load_s: float = 0.1
     cached_load_s: float = 0.007
-    _decode: Decode | None = None
-    _known_cold_load_s: float | None = None
-    _known_cached_load_s: float | None = None
+    decode: Decode | None = None
+    known_cold_load_s: float | None = None
+    known_cached_load_s: float | None = None
 
     def load_s(
         self, adapter: str, gpu_adapters: Collection[str], cpu_adapters: Collection[str]
@@ -56,24 +54,24 @@ class Costs(Struct, frozen=True):
             return 0.0
         return self.cached_load_s if adapter in cpu_adapters else self.cold_load_s
 
-    def _most_running(self, tpot_s: float) -> float:
+    def most_running(self, tpot_s: float) -> float:
         """Return how many requests can run with a mean of `tpot_s` per output token: at least 1.
 
         Only an endpoint that is too slow has a bound; for any other it is infinite. It is the
         mildest: as if a step took no time but for its requests. Held there, the endpoint settles at
         `tpot_s`.
         """
-        decode = self._decode
+        decode = self.decode
         if decode is None or decode.token_s <= tpot_s:
             return inf
         return max(1.0, decode.num_running * tpot_s / decode.token_s)
 
-    def _can_have(self, tpot_s: float) -> bool:
+    def can_have(self, tpot_s: float) -> bool:
         """Return whether an output token may take no longer than that, with no other request.
 
         It takes as long as observed, and at least its part of a step with other requests.
         """
-        decode = self._decode
+        decode = self.decode
         if decode is None:
             return True
         return tpot_s >= max(decode.alone_s, decode.token_s / decode.num_running)

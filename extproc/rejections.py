@@ -96,6 +96,9 @@ RENAMED = Rejection(
 )
 """Likewise since it was held: its body was not kept."""
 
+NOT_RENAMED = {"": None, "gateway": NOT_REWRITABLE, "held": RENAMED}
+"""By `RequestInfo.fixed`."""
+
 STORED_RESPONSE = Rejection(
     400,
     Reason.STORED_RESPONSE,

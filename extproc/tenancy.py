@@ -19,18 +19,15 @@ class Claim(Struct, frozen=True, gc=False):
         priority: The higher the sooner; below 0 it is rejected first.
         ttft_s: Wanted time from arrival to first token; None without an objective.
         tpot_s: Wanted time per output token; None without an objective.
-
-    The router's own:
-        _weight: Its tenant's share, against those of others.
-        _max_held: Requests of its route that are held at a time; None for the queue's own limit, as
-            in the next two.
-        _max_held_bytes: Bytes of their bodies.
-        _max_wait_s: It is held no longer than this.
-        _waits: False: refused where it would be held.
-        _has_own_turns: Its route has a share of its own: tenants have turns there that are apart
+        weight: Its tenant's share, against those of others.
+        max_held: Requests of its route that are held at a time; None for the queue's own limit.
+        max_held_bytes: Bytes of their bodies, likewise.
+        max_wait_s: It is held no longer than this; None for the queue's own limit.
+        waits: It may be held. If not, it is refused where others would be.
+        has_own_turns: Its route has a share of its own: tenants have turns there that are apart
             from those that they have elsewhere.
-        _flow: Whose turns it counts for: its tenant's, over all adapters and routes. Made of the
-            rest, as a request and its end read it five times.
+        flow: Whose turns it counts for: its tenant's, over all adapters and routes without a share
+            of their own. Made of the rest, so not given.
     """
 
     route: str = ""
@@ -38,16 +35,16 @@ class Claim(Struct, frozen=True, gc=False):
     priority: int = 0
     ttft_s: float | None = None
     tpot_s: float | None = None
-    _weight: float = 1.0
-    _max_held: int | None = None
-    _max_held_bytes: int | None = None
-    _max_wait_s: float | None = None
-    _waits: bool = True
-    _has_own_turns: bool = False
-    _flow: str = ""
+    weight: float = 1.0
+    max_held: int | None = None
+    max_held_bytes: int | None = None
+    max_wait_s: float | None = None
+    waits: bool = True
+    has_own_turns: bool = False
+    flow: str = ""
 
     def __post_init__(self) -> None:
-        force_setattr(self, "_flow", f"{self.route if self._has_own_turns else ''} {self.tenant}")
+        force_setattr(self, "flow", f"{self.route if self.has_own_turns else ''} {self.tenant}")
 
 
 NO_CLAIM = Claim()
@@ -63,7 +60,7 @@ class SlotUse(Struct, frozen=True, gc=False):
         since_s: When the first of them was sent.
         last_s: When the last one was.
         priority: Of the last one.
-        flow: Whose turns that counts for (`Claim._flow`).
+        flow: Whose turns that counts for (`Claim.flow`).
     """
 
     since_s: float

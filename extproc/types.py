@@ -9,7 +9,6 @@ Times are monotonic seconds unless a name says `wall`. Sizes carry their unit in
 
 A policy of a user reads `Snapshot`, `EndpointView`, `RequestInfo` and what these have, and returns
 `Choice` or `Wait`. Their names are stable (docs/policy-api.md, which is made of these docstrings).
-Names with a leading underscore are not: they are for the rooms of this package alone.
 
 Records are Structs: creating one with seventeen fields takes 1.6 us, as a frozen dataclass 7.
 Records that are made for each request are not part of any cycle, and the garbage collector leaves
@@ -163,34 +162,36 @@ class EndpointView(Struct, frozen=True, gc=False):
             policy is asked about.
         has_room: One more request would run soon, by its engine's report or the configuration; True
             where that is unknown.
-
-    The router's own:
-        _num_foreign: Further requests by the last report, of routers that do not tell us. Routers
-            that chose by it would all go to the same endpoint at the same time.
-        _num_unseen: Of `num_pending`, those that count for a choice, but no request is rejected for
-            them: those told that the last report should show beside ours and does not, and failed
-            ones, for as long as it would take to serve them.
-        _reported_adapters: Those with requests, by the last report alone.
-        _num_adapter_loads: Adapters that have entered a GPU slot, as far as residency shows.
-        _is_asleep: By the last report, however old that is. It may list its models.
-        _died_at_s: When its own health check last said that its engine is dead, which holds until
-            it says otherwise or a new process starts; None where it did not.
-        _engine_version: As its server tells it, "" where it does not.
-        _mixes_weights: That version answers running requests with other adapters' weights when one
-            is loaded.
-        _is_last_resort: Not ready, it still serves: gets requests that no ready one can take.
-        _is_owing: New or recently restarted and has not listed its models yet; it may serve models
-            that no other endpoint has.
-        _is_silent: Has no report that has not expired, and the last that is known of it is no
+        num_deferred: Requests that the engine holds back for want of an adapter slot, by the last
+            report; 0 where unknown.
+        max_lora_rank: Largest rank of an adapter; None where unknown.
+        reported_adapters: Adapters with requests, by the last report alone.
+        is_owing: New or recently restarted, it has not listed its models yet; it may serve models
+            that no other pod has.
+        is_unreachable: The router's last call there could not connect.
+        is_silent: It has no report that has not expired, and the last that is known of it is no
             answer either: gets no requests that others can take.
-        _is_gone: Nobody answers there: our last calls could not connect, or a request was broken
-            off and no call of ours has been answered since. Gets no requests that others can take,
+        has_old_report: The last report shows requests that nobody has there, so it is not of now.
+        is_asleep: By the last report, however old that is. It may list its models.
+        died_at_s: When its health check last said that its engine is dead, which holds until it
+            says otherwise or a new process starts; None where it did not.
+        engine_version: As its server says it, "" where it does not.
+        mixes_weights: That version answers running requests with other adapters' weights when one
+            is loaded.
+        is_last_resort: Not ready, it still serves: gets requests that no ready one can take.
+        num_adapter_loads: Adapters that have entered a GPU slot, as far as that is seen.
+        num_told: The part of `num_pending` that other routers tell this one of.
+        num_unseen: Of `num_pending`, those that count for a choice, but no request is rejected for
+            them: those of other routers that the last report should show and does not, and failed
+            ones, for as long as it would take to serve them.
+        num_foreign: Further requests by the last report, of routers that do not tell this one.
+            Routers that choose by it all go to the same pod at the same time.
+        is_gone: Nobody answers there: the router's last calls could not connect, or a request was
+            broken off and no call has been answered since. Gets no requests that others can take,
             or that can wait.
-        _is_suspect: It has failed its last requests, and others hardly any: gets single requests
+        is_suspect: It has failed its last requests, and others hardly any: gets single requests
             that others can take.
-        _has_old_report: The last report shows requests that nobody has there
-            (`foreign.ReportTrust`).
-        _response_s: Mean time of this router's latest responses there, from the pick to the last
+        response_s: Mean time of this router's latest responses there, from the choice to the last
             byte; None before the first.
     """
 
@@ -203,49 +204,49 @@ class EndpointView(Struct, frozen=True, gc=False):
     registered: frozenset[str] | None = None
     num_running: int = 0
     num_waiting: int = 0
-    _num_deferred: int = 0  # as of the last report; 0 where unknown
+    num_deferred: int = 0
     kv_usage_ratio: float = 0.0
     max_loras: int | None = None
-    _max_lora_rank: int | None = None  # largest rank of an adapter; None where unknown
-    _reported_adapters: frozenset[str] = frozenset()
+    max_lora_rank: int | None = None
+    reported_adapters: frozenset[str] = frozenset()
     costs: Costs = DEFAULT
-    _is_owing: bool = False
-    _is_unreachable: bool = False  # our last call could not connect
-    _is_silent: bool = False
-    _has_old_report: bool = False
-    _is_asleep: bool = False
-    _died_at_s: float | None = None
-    _engine_version: str = ""
-    _mixes_weights: bool = False
-    _is_last_resort: bool = False
+    is_owing: bool = False
+    is_unreachable: bool = False
+    is_silent: bool = False
+    has_old_report: bool = False
+    is_asleep: bool = False
+    died_at_s: float | None = None
+    engine_version: str = ""
+    mixes_weights: bool = False
+    is_last_resort: bool = False
     # What changes with each request.
     gpu_adapters: tuple[str, ...] = ()
     cpu_adapters: tuple[str, ...] = ()
-    _num_adapter_loads: int = 0
+    num_adapter_loads: int = 0
     pending_by_adapter: Mapping[str, int] = _NOTHING
     num_pending: int = 0
     num_in_flight: int = 0
-    _num_told: int = 0  # the part of `num_pending` that other routers tell us of
-    _num_unseen: int = 0
-    _num_foreign: int = 0
+    num_told: int = 0
+    num_unseen: int = 0
+    num_foreign: int = 0
     prompts_done_s: float = -inf
     is_ejected: bool = False
-    _is_gone: bool = False
-    _is_suspect: bool = False
+    is_gone: bool = False
+    is_suspect: bool = False
     is_full: bool = False
     has_room: bool = True
-    _response_s: float | None = None
+    response_s: float | None = None
 
     @property
-    def _is_lost(self) -> bool:
-        """Whether it gets requests only where there is no other."""
-        return self._is_unreachable or self.is_ejected
+    def is_lost(self) -> bool:
+        """Whether it gets requests only where there is no other pod."""
+        return self.is_unreachable or self.is_ejected
 
     @property
-    def _has_flaw(self) -> bool:
+    def has_flaw(self) -> bool:
         """Whether it gets no requests that others can take."""
-        is_lost = self._is_unreachable or self.is_ejected or self._is_silent
-        return is_lost or self._is_gone or self._is_suspect
+        is_lost = self.is_unreachable or self.is_ejected or self.is_silent
+        return is_lost or self.is_gone or self.is_suspect
 
     @property
     def num_active_adapters(self) -> int:
@@ -291,14 +292,16 @@ class Hints(Struct, frozen=True):
         fairness_id: The tenant that the request counts for; "" without one.
         slo_ttft_ms: Wanted time to the first token; None without one.
         slo_tpot_ms: Wanted time per output token; None without one.
+        header_names: The control headers that it came with; no endpoint sees them.
+        model_rewrite: The model that pods shall read, where no rule says one; "" without one.
     """
 
     objective: str = ""
     fairness_id: str = ""
     slo_ttft_ms: float | None = None
     slo_tpot_ms: float | None = None
-    _header_names: tuple[str, ...] = ()  # the control headers present; no endpoint sees them
-    _model_rewrite: str = ""  # the model that pods shall read, where no rule says one
+    header_names: tuple[str, ...] = ()
+    model_rewrite: str = ""
 
 
 NO_HINTS = Hints()
@@ -323,21 +326,20 @@ class RequestInfo(Struct, frozen=True, gc=False):
         cached_bytes: Bytes of its prompt in the pods' KV caches, by address, as believed. Empty
             unless the policy has `uses_cached_bytes`.
         claim: Its route, tenant, priority and objectives.
-
-    The router's own:
-        _prefix_hashes: Of the prefixes of its prompt, of the lengths `prefixes.MARKS_BYTES`; ()
-            where nobody computes them. Prompts with one in common begin with the same bytes.
-        _context_bytes: As much as its model's context holds, where the body is longer and has one
+        prefix_hashes: Of the prefixes of its prompt, of growing length: prompts with one in common
+            begin with the same bytes. () where nobody computes them.
+        context_bytes: As much as its model's context holds, where the body is longer and has one
             prompt; else None. So it is not all text, as with images, or will be refused.
-        _max_tokens: The most tokens of an answer that it allows; None where it does not say.
-        _is_whole: All of its body was seen. False where its beginning decides, or the data plane
+        max_tokens: The most tokens of an answer that it allows; None where it does not say.
+        is_whole: All of its body was seen. False where its beginning decides, or the data plane
             keeps the body to itself.
-        _written: The client's name in `model`, if that is another name; "" too if it wrote none.
-        _restores: Its response names what the client wrote; None leaves that to the settings.
-        _fixed: Why its body cannot go on with another model; None where it can.
-        _envoy: The host that its call came from; "" where unknown.
-        _drawn: The number of the target that was drawn for it; 0 where nobody judges that.
-        _session_source: Which header, cookie or field of its body names its session; "" for none.
+        written: The client's name in `model`, if that is another name; "" too if it wrote none.
+        restores_model: Its response names what the client wrote; None leaves that to the settings.
+        fixed: Why its body cannot go on with another model: "gateway" does not let it, or it was
+            "held" and not kept; "" where it can.
+        envoy: The host that its call came from; "" where unknown.
+        drawn_target: The number of the target that was drawn for it; 0 where nobody judges that.
+        session_source: Which header, cookie or field of its body names its session; "" for none.
     """
 
     model: str
@@ -349,30 +351,30 @@ class RequestInfo(Struct, frozen=True, gc=False):
     subset: frozenset[str] | None = None
     arrived_at_s: float = 0.0
     hints: Hints = NO_HINTS
-    _prefix_hashes: tuple[int, ...] = ()
+    prefix_hashes: tuple[int, ...] = ()
     cached_bytes: Mapping[str, int] = _NOTHING
-    _context_bytes: int | None = None
-    _is_whole: bool = True
+    context_bytes: int | None = None
+    is_whole: bool = True
     claim: Claim = NO_CLAIM
-    _written: str = ""
-    _restores: bool | None = None
-    _fixed: Rejection | None = None
-    _envoy: str = ""
+    written: str = ""
+    restores_model: bool | None = None
+    fixed: str = ""
+    envoy: str = ""
     num_sequences: int = 1  # at most `bounds.MAX_SEQUENCES`
-    _max_tokens: int | None = None
-    _drawn: int = 0
-    _session_source: str = ""
+    max_tokens: int | None = None
+    drawn_target: int = 0
+    session_source: str = ""
 
     @property
-    def _client_model(self) -> str:
+    def client_model(self) -> str:
         """The model as its client knows it: for routes, metrics and messages."""
-        return self._written or self.model
+        return self.written or self.model
 
     def rest_bytes(self, address: str) -> int:
         """Return how many bytes of its body the pod at `address` has to compute."""
         rest = self.body_bytes - self.cached_bytes.get(address, 0)
-        if self._context_bytes is not None:
-            return rest * self._context_bytes // self.body_bytes
+        if self.context_bytes is not None:
+            return rest * self.context_bytes // self.body_bytes
         return rest
 
 

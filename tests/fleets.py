@@ -23,7 +23,7 @@ def fleet(rng: random.Random) -> tuple[EndpointView, ...]:
 
 def view(rng: random.Random, number: int, every: frozenset[str], is_flawed: bool) -> EndpointView:
     """One of its endpoints; flawed ones are not always."""
-    flaws = ("_is_silent", "_is_unreachable", "is_ejected", "_is_gone", "is_full")
+    flaws = ("is_silent", "is_unreachable", "is_ejected", "is_gone", "is_full")
     pending = {each: rng.randint(1, 20) for each in ADAPTERS if rng.random() < 0.3}
     cached = rng.sample(ADAPTERS, rng.randint(0, len(ADAPTERS)))
     return endpoint_view(
@@ -51,7 +51,7 @@ class _Source:
     def arrange(self) -> Resident:
         """Return what is resident there."""
         view = self.view
-        return view.gpu_adapters, view.cpu_adapters, view._num_adapter_loads
+        return view.gpu_adapters, view.cpu_adapters, view.num_adapter_loads
 
     @property
     def adapters(self) -> _Source:
@@ -75,7 +75,7 @@ class Shown:
     def set(self, row: int, view: EndpointView) -> None:
         """Replace a view."""
         self._sources[row].view = view
-        is_open = view.is_ready and not (view.is_full or view._has_flaw)
+        is_open = view.is_ready and not (view.is_full or view.has_flaw)
         pending = view.pending_by_adapter
         self.columns.set(row, view, pending, is_open=is_open)
         columns = self.columns

@@ -66,9 +66,21 @@ FAULTS: tuple[tuple[Rule, Mapping[str, str]], ...] = (
     (rules.test_a_class_s_name_is_given_once, {"extproc.wire.e": "class Made: pass"}),
     (rules.test_a_file_s_name_is_given_once, {"extproc.wire.a": ""}),
     (
+        rules.test_no_room_reads_what_policies_may_not,
+        {
+            "extproc.types": "class View:\n    name: str\n    _num: int = 0",
+            "extproc.queue.e": "def f(view): return view._num",
+        },
+    ),
+    (
         rules.test_the_name_of_a_part_is_one_that_a_newcomer_guesses,
         {"extproc.wire.e": "class _Scene: pass"},
     ),
+    (
+        rules.test_the_name_of_a_part_is_one_that_a_newcomer_guesses,
+        {"extproc.wire.e": "_Row = tuple[int, str]"},
+    ),
+    (rules.test_the_name_of_a_part_is_one_that_a_newcomer_guesses, {"extproc.wire.usual": ""}),
 )
 
 
@@ -118,7 +130,9 @@ def test_every_rule_is_seen_to_fail() -> None:
 
     assert names == [
         "test_a_context_of_tls_that_is_made_elsewhere_is_found",
+        "test_an_arrow_that_contributing_does_not_tell_is_found",
         "test_an_arrow_without_an_import_is_found",
+        "test_contributing_tells_the_arrows",
         "test_every_arrow_is_used",
         "test_no_exception_is_without_need",
         "test_no_file_is_called_impure_that_is_pure",

@@ -187,8 +187,8 @@ def test_the_tutorial_and_the_readme_are_among_them() -> None:
         ("import extproc.types", "extproc.types"),
         ("from extproc.types import Pick", "extproc.types.Pick"),
         ("from extproc import rejections", "extproc.rejections"),
-        ("print(pod._is_gone)", "_is_gone"),
-        ("EndpointView('a', _is_gone=True)", "_is_gone"),
+        ("print(pod._made)", "_made"),
+        ("EndpointView('a', _made=True)", "_made"),
         ("def choose(self, request: RequestInfo): return request.prompt", "RequestInfo.prompt"),
     ],
 )

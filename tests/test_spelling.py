@@ -146,7 +146,7 @@ def test_a_listed_name_goes_on_with_its_base_model(mode: BodyMode) -> None:
         if isinstance(each, m.ContinueBody | m.EchoBody)
     ]
 
-    assert (request.model, request._written) == ("sql", "sql")
+    assert (request.model, request.written) == ("sql", "sql")
     assert sent == body("qwen:sql")
 
 
@@ -156,7 +156,7 @@ def test_what_the_engine_understands_goes_on_as_it_is(mode: BodyMode, sent: byte
     router, commands = begin(mode, sent)
     [request] = router.routed
 
-    assert (request.model, request._written) == ("sql", "")
+    assert (request.model, request.written) == ("sql", "")
     assert [each.body for each in commands if isinstance(each, m.ContinueBody)] == [None]
 
 

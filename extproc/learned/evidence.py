@@ -100,5 +100,5 @@ def likeness(request: RequestInfo) -> Like:
     failures there are no coincidence. Where nothing does, a repetition has the same length.
     """
     kind = request.model, request.path
-    drawn = request.session or request._prefix_hashes[:1] or (kind, request.body_bytes)
+    drawn = request.session or request.prefix_hashes[:1] or (kind, request.body_bytes)
     return Like(kind, hash(drawn))

@@ -150,16 +150,16 @@ class Losses:
         self, view: EndpointView, pod: dict[PodPart, _State], now: float
     ) -> Iterable[tuple[PodPart, bool, _Change]]:
         reports, models = pod.values()
-        is_well = view.is_ready and not view._is_unreachable
+        is_well = view.is_ready and not view.is_unreachable
         if is_well and reports.is_sound and models.is_sound:  # as nearly always
             self.num_due += 1
             return
         if not view.is_ready:
             reports.excuse(now)
-        if reports.num_failures or view._is_unreachable or not view.is_ready:
+        if reports.num_failures or view.is_unreachable or not view.is_ready:
             models.excuse(now)
         for part, state in pod.items():
-            can_be_lost = state is models or view._is_unreachable or not view.is_known
+            can_be_lost = state is models or view.is_unreachable or not view.is_known
             turned = state.turns(can_be_lost, now)
             if turned is not None:
                 yield part, turned[0], (pod_title(view), turned[1], state.cause)

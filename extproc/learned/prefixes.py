@@ -48,7 +48,7 @@ MAX_PLACES = 100_000
 
 
 def prefix_hashes(model: str, prompt: bytes) -> tuple[int, ...]:
-    """Return `RequestInfo._prefix_hashes`, of 64 bits: the same in this process alone.
+    """Return `RequestInfo.prefix_hashes`, of 64 bits: the same in this process alone.
 
     Python's SipHash has a random key in each process, and no hash ever leaves it, so that no client
     can find prompts that collide. Under a fixed PYTHONHASHSEED, which is for debugging, it could.
@@ -66,10 +66,10 @@ def renamed(request: RequestInfo, served: str) -> RequestInfo:
 
     They keep KV blocks by that name: two versions of an adapter have none in common.
     """
-    if not request._prefix_hashes:
+    if not request.prefix_hashes:
         return request
     salt = int.from_bytes(blake2b(served.encode("utf-8", "replace"), digest_size=8).digest())
-    return replace(request, _prefix_hashes=tuple([each ^ salt for each in request._prefix_hashes]))
+    return replace(request, prefix_hashes=tuple([each ^ salt for each in request.prefix_hashes]))
 
 
 class KvCache(Struct, eq=False, gc=False):
@@ -126,7 +126,7 @@ class PrefixIndex:
     def find(self, request: RequestInfo) -> dict[str, int]:
         """Return how many bytes of the request's prompt each endpoint has, where there are any."""
         found: dict[KvCache, int] = {}
-        hashes = request._prefix_hashes
+        hashes = request.prefix_hashes
         if not hashes or hashes[0] not in self._places:
             return {}
         for index in range(len(hashes) - 1, -1, -1):
@@ -144,7 +144,7 @@ class PrefixIndex:
     def add(self, request: RequestInfo, cache: KvCache) -> None:
         """Remember that the request has been sent there, and its prompt counted."""
         place = cache, cache.computed_bytes
-        for beginning in reversed(request._prefix_hashes):  # the longest one is forgotten first
+        for beginning in reversed(request.prefix_hashes):  # the longest one is forgotten first
             places = self._places.pop(beginning, None)
             if isinstance(places, dict):
                 self.num_places += cache not in places
@@ -164,7 +164,7 @@ class PrefixIndex:
         """Forget what `add` remembered, but not what was cached when the request was picked: the
         engine did not compute the prompt."""
         cached_bytes = request.cached_bytes.get(cache.address, 0)
-        for beginning, mark in zip(request._prefix_hashes, MARKS_BYTES, strict=False):
+        for beginning, mark in zip(request.prefix_hashes, MARKS_BYTES, strict=False):
             if mark > cached_bytes and cache in self._places.get(beginning, _NOWHERE):
                 self._remove(beginning, cache)
 

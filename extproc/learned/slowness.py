@@ -96,8 +96,8 @@ class SlowPods:
         """
         groups: defaultdict[str, list[tuple[str, Decode]]] = defaultdict(list)
         for view in snapshot.endpoints:
-            if view.is_known and view.costs._decode is not None:
-                groups[self._group_of(view.address)].append((view.address, view.costs._decode))
+            if view.is_known and view.costs.decode is not None:
+                groups[self._group_of(view.address)].append((view.address, view.costs.decode))
         found = {}
         for group in groups.values():
             group.sort(key=lambda each: each[1].token_s)

@@ -31,19 +31,19 @@ _GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float | None]], ...] = (
         "endpoint_silent",
         "1 if the pod has no valid load report and does not answer either. It gets "
         "requests only where no other pod can take them.",
-        lambda view: view._is_silent,
+        lambda view: view.is_silent,
     ),
     (
         "endpoint_report_old",
         "1 if the report shows requests that no router knows of while its counters "
         "stand still. These requests do not count. All were aborted at once, or the "
         "engine hangs.",
-        lambda view: view._has_old_report,
+        lambda view: view.has_old_report,
     ),
     (
         "endpoint_unreachable",
         "1 if the last call to the pod could not connect: refused, or no route.",
-        lambda view: view._is_unreachable,
+        lambda view: view.is_unreachable,
     ),
     (
         "endpoint_ejected",
@@ -54,19 +54,19 @@ _GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float | None]], ...] = (
     (
         "endpoint_asleep",
         "1 if the engine sleeps by its last report. The pod gets no requests.",
-        lambda view: view._is_asleep,
+        lambda view: view.is_asleep,
     ),
     (
         "endpoint_dead",
         "1 if the pod's /health says that its engine has stopped. The pod gets no requests.",
-        lambda view: view._died_at_s is not None,
+        lambda view: view.died_at_s is not None,
     ),
     (
         "endpoint_mixes_weights",
         "1 if the pod's version of vLLM gives running requests the weights of an "
         "adapter that is being loaded. Nothing is loaded there while the pod has "
         "requests.",
-        lambda view: view._mixes_weights,
+        lambda view: view.mixes_weights,
     ),
     (
         "endpoint_in_flight",
@@ -76,7 +76,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float | None]], ...] = (
     (
         "endpoint_pending",
         "Unfinished requests of the pod, including those from other sources.",
-        lambda view: view.num_pending + view._num_foreign,
+        lambda view: view.num_pending + view.num_foreign,
     ),
     (
         "endpoint_active_adapters_per_slot",
@@ -87,7 +87,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float | None]], ...] = (
     (
         "requests_deferred",
         "Requests that wait for an adapter slot, by the engine's own count.",
-        lambda view: view._num_deferred if view.is_known else None,
+        lambda view: view.num_deferred if view.is_known else None,
     ),
     (
         "endpoint_kv_usage_ratio",
@@ -113,7 +113,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[EndpointView], float | None]], ...] = (
         "endpoint_decode_seconds_per_token",
         "Time that each running request takes for an output token, over the last "
         "second of work. Absent until the pod's reports show it.",
-        lambda view: None if view.costs._decode is None else view.costs._decode.token_s,
+        lambda view: None if view.costs.decode is None else view.costs.decode.token_s,
     ),
 )
 
@@ -131,7 +131,7 @@ def endpoint_families(snapshot: Snapshot) -> Iterator[Metric]:
             if (value := read(view)) is not None
         ]
         yield family
-    loads = {view.address: view._num_adapter_loads for view in views}
+    loads = {view.address: view.num_adapter_loads for view in views}
     documentation = (
         "Adapters that entered a GPU slot, as far as the router can infer it. "
         "Its rate is the thrashing that routing should avoid."

@@ -38,8 +38,8 @@ def explain(decision: Pick | Rejection) -> str:
 def _pick(pick: Pick) -> str:
     chosen = next((view for view in pick.candidates if view.address == pick.address), None)
     before = "" if pick.held_s is None else f" It was {held(pick.held_s, pick.held_for)}."
-    if pick.request._written:
-        before += f" Its client asked for {short(pick.request._written)}."
+    if pick.request.written:
+        before += f" Its client asked for {short(pick.request.written)}."
     if chosen is None:
         return f"{pick.address}: chosen by {pick.policy} ({pick.reason}).{before}"
     others = [view for view in pick.candidates if view is not chosen]
@@ -58,7 +58,7 @@ def _rejection(rejection: Rejection) -> str:
 
 def _why(pick: Pick, chosen: EndpointView, others: Sequence[EndpointView]) -> str:
     if pick.reason == "session":
-        source = pick.request._session_source
+        source = pick.request.session_source
         return f"its session{f' ({source})' if source else ''} was sent there before"
     if not others:
         return "the only pod that could take it"
@@ -79,11 +79,11 @@ def _prices(pick: Pick, chosen: EndpointView, others: Sequence[EndpointView]) ->
 
 def _state(chosen: EndpointView) -> str:
     """Say why a flawed one was chosen: no other was better."""
-    if chosen._is_unreachable:
+    if chosen.is_unreachable:
         return "; no pod that could take it can be reached"
     if chosen.is_ejected:
         return "; every pod that could take it is ejected"
-    if chosen._is_silent:
+    if chosen.is_silent:
         return "; it had not answered the router's scrapes, nor had any other that could take it"
     return (
         ""
@@ -118,7 +118,7 @@ def _describe_pick(pick: Pick) -> dict[str, Any]:
     return {
         "id": text_field(pick.id),
         "request_id": text_field(request.request_id),
-        "model": text_field(request._client_model),
+        "model": text_field(request.client_model),
         "adapter": None if request.adapter is None else text_field(request.adapter),
         "path": text_field(request.path),
         "body_bytes": whole(request.body_bytes, _MAX_UINT64),
@@ -127,7 +127,7 @@ def _describe_pick(pick: Pick) -> dict[str, Any]:
         "reason": text_field(pick.reason),
         "held_seconds": None if pick.held_s is None else between(pick.held_s, MAX_DURATION_S),
         "held_for": text_field(pick.held_for),
-        "served_model": text_field(request.model) if request._written else "",
+        "served_model": text_field(request.model) if request.written else "",
         "tenant": text_field(request.claim.tenant),
         "route": text_field(request.claim.route),
         "objective": text_field(request.hints.objective),

@@ -64,7 +64,7 @@ class Latencies:
         if ttft_s is None and duration_s is None:
             return
         of_model, of_endpoint = self._by_model.waiting, self._by_endpoint.waiting
-        name, address = request._written or request.model, completion.address
+        name, address = request.written or request.model, completion.address
         ttfts, durations = of_model.get(name) or self._by_model.of(self._models.cap(name))
         if ttft_s is not None:
             ttfts.append(ttft_s)

@@ -117,7 +117,7 @@ class LiveFeed:
                 "warnings": [shortened(each, _MAX_WARNING_CHARS) for each in warnings],
                 "num_warnings": num_warnings,
                 "rates": self._rates(now),
-                "num_pending": sum(view.num_pending + view._num_foreign for view in views),
+                "num_pending": sum(view.num_pending + view.num_foreign for view in views),
                 "num_in_flight": sum(view.num_in_flight for view in views),
                 "slo": self._slo(now),
                 "first": first,
@@ -229,7 +229,7 @@ class LiveFeed:
             if entry is not None and isinstance(pick, Pick):
                 ttft_s = first_token_s(entry, pick.request.path)
                 if ttft_s is not None:
-                    times.setdefault(pick.request._client_model, []).append(ttft_s)
+                    times.setdefault(pick.request.client_model, []).append(ttft_s)
         rows = (
             (shortened(name, _MAX_CHARS), len(own), round(median(own), 3), round(max(own), 3))
             for name, own in times.items()
@@ -244,17 +244,17 @@ def _pod(view: EndpointView, now: float) -> dict[str, Any]:
         "address": view.address,
         "ready": view.is_ready,
         "known": view.is_known,
-        "silent": view._is_silent,
-        "unreachable": view._is_unreachable,
+        "silent": view.is_silent,
+        "unreachable": view.is_unreachable,
         "ejected": view.is_ejected,
-        "asleep": view._is_asleep,
-        "dead": view._died_at_s is not None,
+        "asleep": view.is_asleep,
+        "dead": view.died_at_s is not None,
         "age_s": age_s,
         "in_flight": view.num_in_flight,
-        "pending": view.num_pending + view._num_foreign,
+        "pending": view.num_pending + view.num_foreign,
         "running": view.num_running,
         "waiting": view.num_waiting,
-        "deferred": view._num_deferred,
+        "deferred": view.num_deferred,
         "kv": round(view.kv_usage_ratio, 3),
         "active": view.num_active_adapters,
         "slots": view.max_loras,
@@ -264,7 +264,7 @@ def _pod(view: EndpointView, now: float) -> dict[str, Any]:
 
 
 def _speed(view: EndpointView, slowness: Slowness | None, is_slow: bool) -> dict[str, Any]:
-    decode = view.costs._decode
+    decode = view.costs.decode
     return {
         "token_ms": None if decode is None else round(1000 * decode.token_s, 2),
         "slowness": None if slowness is None else round(slowness.ratio, 2),
@@ -301,7 +301,7 @@ def _decision(sequence: int, record: DecisionRecord) -> dict[str, Any]:
         address = decision.address
         names = (view.name for view in decision.candidates if view.address == address)
         shown |= {
-            "model": decision.request._client_model,
+            "model": decision.request.client_model,
             "path": decision.request.path,
             "pod": shortened(next(names, "") or address, _MAX_CHARS),
             "us": round(record.seconds * 1e6),

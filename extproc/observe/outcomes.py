@@ -36,7 +36,7 @@ def describe_outcome(end: Ended, number: int) -> dict[str, Any]:
         "number": number,
         "pick_id": text_field(pick.id),
         "request_id": text_field(request.request_id),
-        "model": text_field(request._client_model),
+        "model": text_field(request.client_model),
         "outcome": str(end.outcome),
         "status": None,
         "ttft_seconds": None,

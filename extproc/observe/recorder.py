@@ -93,7 +93,7 @@ class Recorder:
         call, ended = self.observers.call, Ended(pick, outcome)
         call("telemetry", self.telemetry.completed, outcome)
         call("decisions", self.decisions.ended, ended, self.wall_clock())
-        if pick.request._drawn:
+        if pick.request.drawn_target:
             call("canaries", self.rewrites.ended, ended, None)
         if self.arms.trial is not None:
             call("arms", self.arms.ended, ended, None)
@@ -121,7 +121,7 @@ class Recorder:
             self.decisions.ended(ended, self.wall_clock())
         except Exception:
             self.observers.failed("decisions")
-        if request._drawn:
+        if request.drawn_target:
             call("canaries", self.rewrites.ended, ended, is_attained)
         if self.arms.trial is not None:
             ttft_s = self.attainment.ttft_s if self.knows_times() else None

@@ -176,7 +176,7 @@ class Shadow:
             self._last_error = found.error
             log.warning("policy.shadow: %s: %s", settings.name, found.error)
         self._choose_s += found.seconds
-        found = self._agreement.add(pick.request._client_model, found)
+        found = self._agreement.add(pick.request.client_model, found)
         self._spend(cpu_s + self._cpu_clock() - began_s, settings)
         return found
 

@@ -87,7 +87,7 @@ class Traced:
                 "extproc.policy": result.policy,
                 "extproc.reason": result.reason,
                 "extproc.wait_s": now - (self._asked_at_s or now),
-                "gen_ai.request.model": result.request._client_model,
+                "gen_ai.request.model": result.request.client_model,
                 "extproc.adapter": result.request.adapter or "",
             }
             _end(span, attributes)

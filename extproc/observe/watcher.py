@@ -108,7 +108,7 @@ class Watcher:
             return False
         if self.request.endpoint and self.request.endpoint not in decision.endpoints:
             return False
-        return not self._models or decision.request._client_model in self._models
+        return not self._models or decision.request.client_model in self._models
 
     def take_decision(self, num_gone: int) -> int:
         """Go on to the next decision after `num_gone`; return how many were missed."""

@@ -155,7 +155,7 @@ class Accounting:
         """
         if not self._has_times:
             return [], []
-        hosts = {each.pick.request._envoy for each in self._pool.flights}
+        hosts = {each.pick.request.envoy for each in self._pool.flights}
         self.logs.keep(hosts, now=now)
         before, self._silent = self._silent, self.logs.by_source(now=now)[1]
         found = [host for host in before if host not in self._silent]
@@ -165,7 +165,7 @@ class Accounting:
         settings, logs = self._settings, self.logs
 
         def whole_from_s(flight: Flight, now: float) -> float:
-            return logs.whole_from_s(flight.pick.request._envoy, flight.started_at_s, now=now)
+            return logs.whole_from_s(flight.pick.request.envoy, flight.started_at_s, now=now)
 
         fixed_s = _FIXED.get(settings.source)
         return Trust(
@@ -200,14 +200,14 @@ class Accounting:
         if flight is None:
             return None
         pod, request = flight.pod, flight.pick.request
-        self.logs.heard(request._envoy, log, now=now)
+        self.logs.heard(request.envoy, log, now=now)
         first_s, streamed_s = first_token_s(completion, request.path), None
         is_here = completion.attempts <= 1 and address == pod.address
         if first_s is not None and verdict is not _FAILED and is_here:
             assert completion.duration_s is not None  # it was streamed
             streamed_s = completion.duration_s - first_s
             # A request may be longer than what was seen of it.
-            if request._is_whole and flight.group == pod.group:
+            if request.is_whole and flight.group == pod.group:
                 self._learn(flight, first_s - (flight.started_at_s - request.arrived_at_s))
         load = parse_orca(completion.orca) if completion.orca else None
         if load is not None:
@@ -320,7 +320,7 @@ class Accounting:
             return False
         oldest_s = dict[str, float]()  # by Envoy
         for each in pod.ours.flights.values():
-            oldest_s.setdefault(each.pick.request._envoy, each.started_at_s)
+            oldest_s.setdefault(each.pick.request.envoy, each.started_at_s)
         if self._has_times:
             may_tell = self.logs.may_tell
             return all(may_tell(envoy, at_s, now=now) for envoy, at_s in oldest_s.items())
@@ -344,6 +344,6 @@ def _bounded(flight: InFlight, num_tokens: float | None, seconds: float) -> floa
         if decode is None:
             return None
         num_tokens = max(0.0, seconds) / decode.token_s
-    if request._max_tokens is not None:
-        num_tokens = min(num_tokens, max(1, request._max_tokens))
+    if request.max_tokens is not None:
+        num_tokens = min(num_tokens, max(1, request.max_tokens))
     return num_tokens * request.num_sequences

@@ -345,7 +345,7 @@ def _view(
         facts,
         gpu_adapters=gpu_adapters,
         cpu_adapters=cpu_adapters,
-        _num_adapter_loads=num_loads,
+        num_adapter_loads=num_loads,
         pending_by_adapter=_read_only(pending),
         num_pending=num_pending,
         prompts_done_s=done_s,

@@ -98,8 +98,8 @@ class EndpointState:
         )
         load.fullness.reported(report.num_running + report.num_waiting, now=taken_at_s)
         decode = reports.decoding.learned
-        if decode is not prompts.costs._decode:
-            prompts.price(replace(prompts.costs, _decode=decode))
+        if decode is not prompts.costs.decode:
+            prompts.price(replace(prompts.costs, decode=decode))
         prompts.reported(report, asked_at_s=asked_at_s, now=taken_at_s)
         if report.kv_cache_tokens is not None:
             load.kv_cache.resize(report.kv_cache_tokens)
@@ -143,18 +143,18 @@ class EndpointState:
         report, flags = self.reports.report, self.flags
         return PodState(
             view.address,
-            is_up=view.is_ready and not (view._is_silent or view._is_lost),
+            is_up=view.is_ready and not (view.is_silent or view.is_lost),
             models=self.listed.models,
             listed_at_s=self.listed.listed_at_s,
             max_loras=view.max_loras,
             max_cpu_loras=flags.max_cpu_loras or view.max_loras,
             max_rank=flags.max_lora_rank,
-            num_pending=view.num_pending + view._num_foreign,
+            num_pending=view.num_pending + view.num_foreign,
             pending_by_adapter=view.pending_by_adapter,
             process=report.process_start_wall_s if report and view.is_known else None,
             is_resolver=flags.resolver is True,
             pools=self.endpoint.pools,
-            unsafe_version=view._engine_version if view._mixes_weights else "",
+            unsafe_version=view.engine_version if view.mixes_weights else "",
         )
 
 

@@ -202,7 +202,7 @@ class Flights:
             self._prefix_index.drop(request, pod.load.kv_cache)
         if served is not pod:
             adapter, claim = served.listed.adapter_of(request), request.claim
-            served.load.note(adapter, claim.priority, claim._flow, now=now, has_run=has_run)
+            served.load.note(adapter, claim.priority, claim.flow, now=now, has_run=has_run)
             if has_run:
                 served.load.kv_cache.compute(request.rest_bytes(address))
                 self._prefix_index.add(request, served.load.kv_cache)
@@ -298,7 +298,7 @@ class Flights:
             adapter,
             num_bytes,
             claim.priority,
-            claim._flow,
+            claim.flow,
             1,
             num,
             num_alike,
@@ -306,7 +306,7 @@ class Flights:
             now,
         )
         load.settle()
-        if request._prefix_hashes:
+        if request.prefix_hashes:
             self._prefix_index.add(request, load.kv_cache)
         return flight
 

@@ -23,7 +23,7 @@ class WaitingLine(Protocol):
 
     def charge_elsewhere(self, flow: str, priority: int, tokens: float) -> None:
         """Requests of another router are counted, for the first time: for whose turn
-        (`Claim._flow`) and as how many tokens, weighted, over the tenant's weight."""
+        (`Claim.flow`) and as how many tokens, weighted, over the tenant's weight."""
 
     def settle(self, request: RequestInfo, output_tokens: float) -> None:
         """A request of ours has ended, with so much output."""

@@ -2,7 +2,7 @@
 
 Updates of another router may be late, lost, or false. That costs accuracy and no more, until its
 next whole update. Our own picks are never touched, and everything kept here is bounded. No request
-is rejected for requests that the next report does not show (`EndpointView._num_unseen`).
+is rejected for requests that the next report does not show (`EndpointView.num_unseen`).
 
 1. A router counts from its first whole update to `forget`. Then its requests in flight count as
    foreign ones until load reports show less.

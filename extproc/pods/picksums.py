@@ -53,7 +53,7 @@ MAX_PRIORITY = 2**31 - 1
 _MAX_CHANGE = 2**63
 
 Place = tuple[str, str, str, int]
-"""The address of an endpoint, an adapter ("" for a base model), a flow ("" for none: `Claim._flow`)
+"""The address of an endpoint, an adapter ("" for a base model), a flow ("" for none: `Claim.flow`)
 and its priority."""
 
 
@@ -196,4 +196,4 @@ class PickSums:
 def _place_of(flight: InFlight) -> Place:
     request = flight.pick.request
     claim = request.claim
-    return flight.pod.address, request.adapter or "", claim._flow, claim.priority
+    return flight.pod.address, request.adapter or "", claim.flow, claim.priority

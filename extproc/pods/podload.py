@@ -175,14 +175,14 @@ class PodLoad:
         num_unseen = max(0, foreign.num_before - foreign.num_reported) if is_known else 0
         return {
             "num_in_flight": self.num_sequences,
-            "_num_told": foreign.num_told,
-            "_num_unseen": trouble.num_failed + num_unseen,
-            "_num_foreign": foreign.num_foreign - foreign.num_steady if is_known else 0,
+            "num_told": foreign.num_told,
+            "num_unseen": trouble.num_failed + num_unseen,
+            "num_foreign": foreign.num_foreign - foreign.num_steady if is_known else 0,
             "is_ejected": trouble.is_ejected,
-            "_is_gone": trouble.is_gone,
-            "_is_suspect": trouble.is_suspect,
+            "is_gone": trouble.is_gone,
+            "is_suspect": trouble.is_suspect,
             "is_full": self.is_full,
-            "_response_s": self.response_s,
+            "response_s": self.response_s,
         }
 
     @property

@@ -93,7 +93,7 @@ class PeerPlace:
     Attributes:
         router: Whose it is.
         name: Of an adapter; "" for none.
-        flow: Whose turns its requests count for (`Claim._flow`); "" for nobody's.
+        flow: Whose turns its requests count for (`Claim.flow`); "" for nobody's.
         there: None while the endpoint is not in the pool.
         adapter: That requests count for there; None until the endpoint lists the one of that name.
         registered: The names that it listed when that was looked for.

@@ -435,4 +435,4 @@ class Pool:
     def _takers(self, now: float) -> list[EndpointState]:
         """Return the endpoints that can take requests at `now`."""
         pairs = zip(self._pods.values(), self.columns(now=now).views, strict=True)
-        return [each for each, view in pairs if view.is_ready and not view._has_flaw]
+        return [each for each, view in pairs if view.is_ready and not view.has_flaw]

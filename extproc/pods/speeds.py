@@ -73,7 +73,7 @@ def probe_of(
 
     `num_bytes` are those of the request that it has to compute.
     """
-    if request._context_bytes is not None:  # it is no text
+    if request.context_bytes is not None:  # it is no text
         return None
     prompts, load = pod.load.prompts, _NO_LOAD
     if adapter is not None:

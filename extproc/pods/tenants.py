@@ -5,7 +5,7 @@ for that time. Others, with a request now and then, would wait for the next end 
 runs many, and more than its share, leaves as many places to others as they had in the mean of late,
 and one. Where responses are short, the next end comes soon, and empty places would be lost.
 
-Priority and flow (`Claim._flow`) say who it is. Only requests of this router count.
+Priority and flow (`Claim.flow`) say who it is. Only requests of this router count.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Tenants:
 
     def count(self, claim: Claim, num: int, *, now: float) -> None:
         """Count a request of so many sequences, or its end by as many less."""
-        who, every, loads = (claim.priority, claim._flow), self._all, self._loads
+        who, every, loads = (claim.priority, claim.flow), self._all, self._loads
         load = loads.pop(who, None) if len(loads) > 1 else loads.get(who)
         if load is None:
             load = _Load(now)
@@ -78,7 +78,7 @@ class Tenants:
 
     def is_alone(self, claim: Claim, now: float) -> bool:
         """Return whether no request of anybody else has begun or ended lately."""
-        who, from_s = (claim.priority, claim._flow), now - LATELY_S
+        who, from_s = (claim.priority, claim.flow), now - LATELY_S
         return not any(x.seen_s >= from_s for each, x in self._loads.items() if each != who)
 
     def num_left(self, claim: Claim, now: float) -> int:
@@ -90,9 +90,9 @@ class Tenants:
         One is left at any rate: ends of others' requests may be told late.
         """
         loads, everything = self._loads, self._all
-        if len(loads) < 2 or not claim._waits:
+        if len(loads) < 2 or not claim.waits:
             return 0
-        who = claim.priority, claim._flow
+        who = claim.priority, claim.flow
         own = loads.get(who)
         if own is None or own.num < MANY:
             return 0

@@ -121,7 +121,7 @@ class Views:
         row.num_reads = self._num_reads
         is_gone = is_in_doubt or (health.is_unreachable and not health.answers)
         row.trouble = trouble = Trouble(num_failed, is_ejected, is_gone, is_suspect)
-        has_flaw = health.is_unreachable or facts._is_silent or any(trouble[1:])
+        has_flaw = health.is_unreachable or facts.is_silent or any(trouble[1:])
         is_idle = load.fullness.is_idle
         is_open = facts.is_ready and not (has_flaw or (not is_idle and load.is_full))
         columns.set(row.number, facts, pending, is_open=is_open)
@@ -151,19 +151,19 @@ class Views:
             registered=pod.listed.registered,
             num_running=report.num_running,
             num_waiting=report.num_waiting,
-            _num_deferred=report.num_deferred or 0,
+            num_deferred=report.num_deferred or 0,
             kv_usage_ratio=report.kv_usage_ratio or 0.0,
             max_loras=report.max_loras or flags.max_loras,
-            _max_lora_rank=flags.max_lora_rank,
-            _reported_adapters=report.active_adapters,
+            max_lora_rank=flags.max_lora_rank,
+            reported_adapters=report.active_adapters,
             costs=pod.load.prompts.costs,
-            _is_owing=pod.listed.is_owing(is_known=is_known),
-            _is_unreachable=pod.health.is_unreachable,
-            _is_silent=not (is_known or pod.health.answers),
-            _has_old_report=is_known and pod.reports.trust.is_old,
-            _is_asleep=is_asleep,
-            _died_at_s=pod.health.died_at_s,
-            _engine_version=version,
-            _mixes_weights=mixes_weights(version, settings.safe_loads_since),
-            _is_last_resort=endpoint.is_last_resort and is_awake,
+            is_owing=pod.listed.is_owing(is_known=is_known),
+            is_unreachable=pod.health.is_unreachable,
+            is_silent=not (is_known or pod.health.answers),
+            has_old_report=is_known and pod.reports.trust.is_old,
+            is_asleep=is_asleep,
+            died_at_s=pod.health.died_at_s,
+            engine_version=version,
+            mixes_weights=mixes_weights(version, settings.safe_loads_since),
+            is_last_resort=endpoint.is_last_resort and is_awake,
         )

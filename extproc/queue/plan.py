@@ -2,7 +2,7 @@
 
 From the outside in: levels (`tickets.level`), then in a level the flow that was served least
 (`fairness`), in a flow the configured order (`tenantorder`). A flow has the requests of one tenant,
-over all adapters and routes without a share of their own (`Claim._flow`).
+over all adapters and routes without a share of their own (`Claim.flow`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class QueuePlan:
         claim, arrived_at_s = request.claim, request.arrived_at_s
         if arrived_at_s > self.newest_s:
             self.newest_s = arrived_at_s
-        self.counters[claim.priority].add(claim._flow, tokens_of(request))
+        self.counters[claim.priority].add(claim.flow, tokens_of(request))
 
     def settle(self, request: RequestInfo, output_tokens: float) -> None:
         """Count the output of a charged request, as far as it differs from the usual one.
@@ -73,7 +73,7 @@ class QueuePlan:
         more = output_tokens - num * self._mean_output_tokens
         self._mean_output_tokens += more / num / OUTPUTS_OF_MEAN
         more = max(more, -num * EXPECTED_OUTPUT_TOKENS)
-        self.counters[claim.priority].add(claim._flow, cost(0.0, more) / claim._weight)
+        self.counters[claim.priority].add(claim.flow, cost(0.0, more) / claim.weight)
 
     def sent(self, ticket: Ticket, now: float) -> None:
         """Count a place that a ticket got."""
@@ -173,4 +173,4 @@ class QueuePlan:
 def tokens_of(request: RequestInfo) -> float:
     """Return what a request counts for once it is served: weighted tokens over its weight."""
     outputs = EXPECTED_OUTPUT_TOKENS * request.num_sequences
-    return cost(request.body_bytes / BYTES_PER_TOKEN, outputs) / request.claim._weight
+    return cost(request.body_bytes / BYTES_PER_TOKEN, outputs) / request.claim.weight

@@ -297,7 +297,7 @@ class HoldQueue:
             return HoldEnd.SHUTTING_DOWN
         if ticket.is_refusable and now > ticket.late_s:
             return HoldEnd.LATE
-        if not ticket.request.claim._waits:
+        if not ticket.request.claim.waits:
             return HoldEnd.NO_WAIT
         if now >= ticket.give_up_s:
             return HoldEnd.EXPIRED

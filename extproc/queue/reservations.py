@@ -149,7 +149,7 @@ class Reservations:
                     found, best = slot, score
         if found is not None:
             self._all = {e.adapter: e for e in self if (e.address, e.leaving) != found}
-            self._all[adapter] = Reservation(adapter, *found, claim.priority, claim._flow, until_s)
+            self._all[adapter] = Reservation(adapter, *found, claim.priority, claim.flow, until_s)
             self._fresh.add(adapter)
 
     def kept_from(
@@ -203,11 +203,7 @@ class Reservations:
         if one.priority != other.priority or not self._plan.settings.fair:
             return one.priority - other.priority
         served = self._plan.served
-        return served(other.priority, _flow(other)) - served(other.priority, _flow(one))
-
-
-def _flow(each: Claim | Reservation | SlotUse) -> str:
-    return each._flow if isinstance(each, Claim) else each.flow
+        return served(other.priority, other.flow) - served(other.priority, one.flow)
 
 
 def turn_s(view: EndpointView) -> float:
@@ -217,7 +213,7 @@ def turn_s(view: EndpointView) -> float:
     A change costs a load, for which all wait, and the places that are empty until the adapter's
     last response has ended.
     """
-    response_s = view._response_s
+    response_s = view.response_s
     return inf if response_s is None else COSTS_PER_TURN * (response_s + view.costs.cold_load_s)
 
 

@@ -64,7 +64,7 @@ class Ticket(Struct, eq=False):
         error: The error that its policy raised.
         arrived_at_s: Of the request, like all that follows: each offer looks at that of all.
         priority: Before ageing.
-        flow: Whose turns it counts for (`Claim._flow`).
+        flow: Whose turns it counts for (`Claim.flow`).
         late_s: From when on it cannot have its first token in time.
         is_refusable: It is refused once it is late: somebody has set it an objective.
     """
@@ -92,7 +92,7 @@ class Ticket(Struct, eq=False):
         self.arrived_at_s, self.priority, self.flow = (
             request.arrived_at_s,
             claim.priority,
-            claim._flow,
+            claim.flow,
         )
         self.late_s = self.deadline_s - self.rest_s
         self.is_refusable = claim.ttft_s is not None
@@ -177,8 +177,8 @@ class Occupancy:
         return any(
             most is not None and more + _of_route(counter, claim.route) > most
             for most, more, counter in (
-                (claim._max_held, 1, self.num_by_claim),
-                (claim._max_held_bytes, ticket.num_bytes, self._bytes_by_claim),
+                (claim.max_held, 1, self.num_by_claim),
+                (claim.max_held_bytes, ticket.num_bytes, self._bytes_by_claim),
             )
         )
 
@@ -275,7 +275,7 @@ def refusal(
     own = (
         f"; it was {held(now - ticket.held_at_s, ticket.reason)}" if now > ticket.held_at_s else ""
     )
-    why, model = f"{_WHY[end]}: {num_held} held{pace}{own}.", ticket.request._client_model
+    why, model = f"{_WHY[end]}: {num_held} held{pace}{own}.", ticket.request.client_model
     if end is HoldEnd.SHUTTING_DOWN:
         return shutting_down(model, why)
     if ticket.reason == FOR_POD:  # it is not too much that was asked for

@@ -37,7 +37,7 @@ from extproc.reports.engines import (
     ResidencySeries,
 )
 from extproc.reports.remembered import Remembered
-from extproc.reports.textformat import MAX_REMEMBERED_BYTES, Lines, Row, parse_labels
+from extproc.reports.textformat import MAX_REMEMBERED_BYTES, Lines, ValuesAt, parse_labels
 from extproc.types import LoadReport
 
 MAX_LORA_SERIES = 2_048
@@ -58,7 +58,7 @@ _NAME_BYTES = 100  # of a name in a set, besides its text
 _MAX_ENGINES = 64  # behind one server
 _MAX_NAME_CHARS = 256  # of an adapter's name; requests cannot name a longer one
 _TIME = itemgetter(0)
-_UNUSED: Row = [0.0], 0  # of a series that is not asked for
+_UNUSED: ValuesAt = [0.0], 0  # of a series that is not asked for
 
 
 class Figures(Struct):

@@ -24,14 +24,14 @@ from extproc.reports.exposition import (
     read_log,
     read_state,
 )
-from extproc.reports.textformat import Lines, Row, split_line
+from extproc.reports.textformat import Lines, ValuesAt, split_line
 from extproc.types import LoadReport
 
 # The part before the last blank of a line with a value and no timestamp or exemplar.
 _SERIES = re.compile(rb"[\w:]+(?:\{[^#]*\})?")
 _NUMBER = re.compile(rb"[0-9.e+-]+")
 _MAX_KEPT_NAMES = 2048  # of the LoRA series of a page, 100 bytes each
-_OTHER: Row = [0.0], 0  # of a line that nobody reads
+_OTHER: ValuesAt = [0.0], 0  # of a line that nobody reads
 
 
 class PageReader:
@@ -46,7 +46,7 @@ class PageReader:
         self._report = LoadReport()
         self._page: bytes | None = None
         self._lines: list[bytes] = []
-        self._rows: dict[int, Row | None] = {}  # by the number of the line
+        self._rows: dict[int, ValuesAt | None] = {}  # by the number of the line
         self._end = 0  # the line after the last series of adapters
         self._log: LoraLog = frozenset(), (), 0
         self._figures: Figures | None = None  # None where the next page must be read as a whole

@@ -41,7 +41,7 @@ _ESCAPE = re.compile(r'\\([\\n"])')
 _LABEL_BYTES = 120  # of a label's name, and its place among the others
 _MAX_QUOTED_BYTES = 120  # of a line in an error message
 
-Row = tuple[list[float], int]
+ValuesAt = tuple[list[float], int]
 """Some values, and the place of one among them."""
 
 
@@ -66,7 +66,7 @@ class Lines:
         self, page: bytes, *, keeps_rows: bool = True, rest: Callable[[], None] = no_rest
     ) -> None:
         self.rest = rest
-        self.rows: dict[int, Row | None] | None = {} if keeps_rows else None
+        self.rows: dict[int, ValuesAt | None] | None = {} if keeps_rows else None
         self.at = 0
         self.unreadable, self.num_unreadable, self.is_cut = "", 0, False
         if page and not page.endswith(b"\n"):
@@ -85,7 +85,7 @@ class Lines:
         """Note that a line cannot be read."""
         self.unreadable, self.num_unreadable = self.unreadable or why, self.num_unreadable + 1
 
-    def keep_row(self, at: int, row: Row | None) -> None:
+    def keep_row(self, at: int, row: ValuesAt | None) -> None:
         """Note what the line of a series was read into, if anybody is to know."""
         if self.rows is not None:
             self.rows[at] = row

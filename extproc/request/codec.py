@@ -28,8 +28,7 @@ from extproc.request import messages as m
 from extproc.request.controlheaders import REMOVED_HEADERS
 from extproc.request.encoding import Encoder
 from extproc.request.lostrewrites import AI_GATEWAY_HEADER
-from extproc.request.messages import BodyMode
-from extproc.request.usual import (
+from extproc.request.messagebytes import (
     BODY,
     HEADERS,
     MessageLayout,
@@ -37,6 +36,7 @@ from extproc.request.usual import (
     layout_of,
     read_body,
 )
+from extproc.request.messages import BodyMode
 
 NEEDED_HEADERS = REMOVED_HEADERS | {
     *(":method", ":path", "x-request-id"),

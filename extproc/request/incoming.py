@@ -110,7 +110,7 @@ class Incoming(Struct, eq=False):
     _session: Session = NO_SESSION
     concerns: Callable[[str], bool] | None = None
     _has_trailers: bool = False
-    _fixed: Rejection | None = rejections.RENAMED
+    _fixed: str = "held"
     _named: str = ""
     _written: str = ""
     _drawn: int = 0
@@ -277,7 +277,7 @@ class Incoming(Struct, eq=False):
     @property
     def is_rewritten(self) -> bool:
         """Whether the body may go on with another model, so that it has to be kept."""
-        return self._fixed is None
+        return not self._fixed
 
     def rewrite(self, model: str, rewrites: Rewrites) -> str:
         """Return the model to look for, by the name that pods list; the body goes on with what the
@@ -291,16 +291,16 @@ class Incoming(Struct, eq=False):
             RequestError: 500 if the body is not ours to change; 400 without any model.
         """
         spelling = rewrites.spelling
-        target, self._drawn = rewrites.draw(spelling.listed(model), self._hints._model_rewrite)
+        target, self._drawn = rewrites.draw(spelling.listed(model), self._hints.model_rewrite)
         is_same = spelling.full(target) == model
         is_ours = self._is_changeable
         if is_same and not (is_ours and rewrites.is_declared(target)):
-            self._fixed = rejections.RENAMED if is_ours else rejections.NOT_REWRITABLE
+            self._fixed = "held" if is_ours else "gateway"
             self.reader.leave()
             return target or check_model(None)
         if not is_ours:
             raise RequestError(rejections.NOT_REWRITABLE)
-        self._fixed, self._named = None, model
+        self._fixed, self._named = "", model
         self._written = "" if is_same else model
         return target
 
@@ -352,13 +352,13 @@ class Incoming(Struct, eq=False):
             self._hints,
             hashes,
             num_sequences=num,
-            _max_tokens=most_tokens,
-            _is_whole=self._is_complete or self.mode is BUFFERED or self._has_trailers,
-            _session_source=session[1],
-            _written=self._written,
-            _fixed=self._fixed,
-            _envoy=self._envoy,
-            _drawn=self._drawn,
+            max_tokens=most_tokens,
+            is_whole=self._is_complete or self.mode is BUFFERED or self._has_trailers,
+            session_source=session[1],
+            written=self._written,
+            fixed=self._fixed,
+            envoy=self._envoy,
+            drawn_target=self._drawn,
         )
 
     def forget(self, headers: Mapping[str, str]) -> None:
@@ -426,7 +426,7 @@ def begin(
     if not settings.noticed_headers.isdisjoint(headers):
         session = settings.sessions.find(headers, {})
         hints = read_hints(headers, settings.trusted_headers, settings.removed_headers)
-        concerns = _every if hints._model_rewrite else concerns
+        concerns = _every if hints.model_rewrite else concerns
     length, limit_bytes = headers.get("content-length"), settings.max_body_bytes
     if length is not None and (len(length) > _FEW_DIGITS or limit_bytes < _FEW_DIGITS_BYTES):
         _check_length(length, limit_bytes)

@@ -34,7 +34,7 @@ class Chooser(Protocol):
 
     @property
     def uses_cached_bytes(self) -> bool:
-        """Whether `RequestInfo._prefix_hashes` is worth computing."""
+        """Whether `RequestInfo.prefix_hashes` is worth computing."""
 
     def route(
         self, request: RequestInfo, *, now: float, wake: Callable[[], None], num_bytes: int

@@ -22,8 +22,8 @@ def body_mode(stated: BodyMode | None, settings: StreamSettings) -> BodyMode:
 
 def may_restore(request: RequestInfo, mode: BodyMode, settings: StreamSettings) -> bool:
     """Return whether the response may have to name another model than the pod's."""
-    is_wanted = settings.restore_model if request._restores is None else request._restores
-    return bool(request._written) and is_wanted and mode is not BodyMode.NONE
+    is_wanted = settings.restore_model if request.restores_model is None else request.restores_model
+    return bool(request.written) and is_wanted and mode is not BodyMode.NONE
 
 
 class Passing:
@@ -57,9 +57,9 @@ class Passing:
                 event.content_type,
                 event.content_encoding,
                 served=request.model,
-                written=request._written,
+                written=request.written,
             )
-        if request._written:
+        if request.written:
             self._watched = request
         return [m.ContinueResponseHeaders(drops_length=self._restorer is not None)]
 
@@ -99,7 +99,7 @@ class Passing:
         if request is None:
             return None
         if self._status == NOT_FOUND:
-            is_undone = data is None or request._written.encode() in data
+            is_undone = data is None or request.written.encode() in data
         else:
             is_undone = restorer is not None and restorer.is_undone
         if not is_undone:

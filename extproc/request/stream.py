@@ -350,7 +350,7 @@ class Stream(Struct, eq=False):
             mark = "" if parts.decided is None else parts.decided.of(result)
             return self._routed_on(self._incoming.release(result, parts.rewrites.spelling, mark))
         if type(result) is Rejection:
-            parts.rewrites.refused(self._request._drawn)
+            parts.rewrites.refused(self._request.drawn_target)
             raise RequestError(result)
         assert type(result) is Ticket
         self._ticket = result
@@ -447,7 +447,7 @@ class Stream(Struct, eq=False):
         """Say so if the pod has read what the client wrote instead of our rewrite."""
         request = passing.take_undone(data)
         if request is not None:
-            gateway, written = gateway_of(self._headers), request._written
+            gateway, written = gateway_of(self._headers), request.written
             self._parts.lost_rewrites.note(gateway, written, request.model, now=now)
 
     def _on_ended(self, _event: m.StreamEnded, now: float) -> _Step:

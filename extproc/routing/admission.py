@@ -87,9 +87,9 @@ def fitting(
     rank = None if request.adapter is None else settings.ranks.of(request.adapter)
     if rank is None or not usable:
         return usable
-    limits = [view._max_lora_rank or rank for view in usable]
+    limits = [view.max_lora_rank or rank for view in usable]
     if max(limits) < rank:
-        return rank_too_high(request._client_model, rank, max(limits))
+        return rank_too_high(request.client_model, rank, max(limits))
     return [view for view, limit in zip(usable, limits, strict=True) if limit >= rank]
 
 
@@ -103,12 +103,12 @@ def admit(
     free = [
         view
         for view in candidates
-        if (cap is None or view.num_pending + view._num_foreign - view._num_unseen < cap)
+        if (cap is None or view.num_pending + view.num_foreign - view.num_unseen < cap)
         and not (is_sheddable and _is_loaded(view, settings))
     ]
     if free:
         return free
-    return saturated(request._client_model, settings.retry_after_s)
+    return saturated(request.client_model, settings.retry_after_s)
 
 
 def _is_loaded(view: EndpointView, settings: AdmissionSettings) -> bool:

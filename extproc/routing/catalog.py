@@ -17,8 +17,8 @@ from extproc.address import is_in_subset
 from extproc.openai import NAMES_A_PASS
 from extproc.passes import last
 from extproc.phrases import FOR_ADAPTER
-from extproc.rejections import adapter_unavailable
-from extproc.routing.precedence import Offer, ResponseModel
+from extproc.rejections import NOT_RENAMED, adapter_unavailable
+from extproc.routing.conflicts import Offer, ResponseModel
 from extproc.types import ModelCard, Pick, Rejection, RequestInfo, Wait
 
 RESPONSE_WORK_S = 0.01
@@ -272,7 +272,7 @@ class Catalog:
         found = self._by_fallback(request, listed)
         if found is not None:
             return found
-        return adapter_unavailable(request._client_model, *(trouble or self._unsafe(name)))
+        return adapter_unavailable(request.client_model, *(trouble or self._unsafe(name)))
 
     def _trouble(self, name: str) -> tuple[str, str] | None:
         """Return why no pod can have an adapter now; None where it may come."""
@@ -290,9 +290,9 @@ class Catalog:
     def wait(self, request: RequestInfo, *, now: float) -> Wait | None:
         """Have a request wait until a pod can take it; None once it has waited for long enough."""
         wait_s, claim = self._settings.cold_wait_s, request.claim
-        if claim._max_wait_s is not None:
-            wait_s = min(wait_s, claim._max_wait_s)
-        if not (wait_s and claim._waits):
+        if claim.max_wait_s is not None:
+            wait_s = min(wait_s, claim.max_wait_s)
+        if not (wait_s and claim.waits):
             self.not_held(request.model, now=now)
             return None
         until_s = request.arrived_at_s + wait_s
@@ -321,8 +321,8 @@ class Catalog:
         served = served or self.served(request.model)
         if not holders:
             return None
-        if served != request.model and request._fixed is not None:
-            return request._fixed
+        if served != request.model and request.fixed:
+            return NOT_RENAMED[request.fixed]
         own = request.subset
         response_model = self._offers[request.model].response_model
         return replace(
@@ -330,15 +330,17 @@ class Catalog:
             model=served,
             adapter=served,
             subset=holders if own is None else _of_both(holders, own),
-            _written=request._written or ("" if served == request.model else request.model),
-            _restores=None if response_model is None else response_model is ResponseModel.REQUESTED,
+            written=request.written or ("" if served == request.model else request.model),
+            restores_model=None
+            if response_model is None
+            else response_model is ResponseModel.REQUESTED,
         )
 
     def _by_fallback(
         self, request: RequestInfo, listed: Mapping[str, ModelCard]
     ) -> RequestInfo | Rejection | None:
         """Return a request for the model that serves where nothing else is left."""
-        if request._fixed is not None:
+        if request.fixed:
             return None
         fallback = self._offers[request.model].fallback
         if not self.may_use(fallback, request.hints.fairness_id):
@@ -349,8 +351,8 @@ class Catalog:
         if card is None or not self.admits(fallback, card):
             return None
         adapter = None if card.parent is None else fallback
-        written = request._written or request.model
-        return replace(request, model=fallback, adapter=adapter, _written=written)
+        written = request.written or request.model
+        return replace(request, model=fallback, adapter=adapter, written=written)
 
     def not_held(self, name: str, *, now: float) -> None:
         """Count a request that may not wait, where no pod has its adapter: more requests will want

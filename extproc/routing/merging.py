@@ -12,8 +12,8 @@ from extproc.adapters.declared import Declaration, DeclarationError, Names
 from extproc.adapters.scope import TokenScope, Users
 from extproc.openai import NAMES_A_PASS
 from extproc.passes import make_all
+from extproc.routing.conflicts import NOTHING, Merged, Offer, RuleSet, make_merge
 from extproc.routing.modelroutes import ModelRoute, ModelRoutes
-from extproc.routing.precedence import NOTHING, Merged, Offer, RuleSet, make_merge
 from extproc.routing.rewrites import Rule
 
 NOT_PRIVATE = (

@@ -79,7 +79,7 @@ class ModelRoutes:
         listed = [(model, _claim(route)) for route in routes for model in route.models]
         self._by_name = {model: claim for model, claim in listed if "*" not in model}
         self._by_pattern = [(_matcher(model), claim) for model, claim in listed if "*" in model]
-        self._claims = dict(self._by_name)
+        self._claim_by_model = dict(self._by_name)
 
     def set_objectives(self, priorities: Mapping[str, int]) -> None:
         """Replace the priorities by objective that the cluster's InferenceObjectives say."""
@@ -98,13 +98,13 @@ class ModelRoutes:
 
     def claim(self, request: RequestInfo) -> Claim:
         """Return a request's claim; `NO_CLAIM` where nothing is configured for it."""
-        is_plain = not (self._claims or self._by_pattern)
-        claim = NO_CLAIM if is_plain else self.claim_of(request._written or request.model)
+        is_plain = not (self._claim_by_model or self._by_pattern)
+        claim = NO_CLAIM if is_plain else self.claim_of(request.written or request.model)
         return claim if request.hints is NO_HINTS else self._with_hints(claim, request.hints)
 
     def claim_of(self, model: str) -> Claim:
         """Return the claim of a model's requests by its route alone."""
-        claim = self._claims.get(model)
+        claim = self._claim_by_model.get(model)
         if claim is not None:
             return claim
         return self._find(model) if self._by_pattern else NO_CLAIM
@@ -112,9 +112,9 @@ class ModelRoutes:
     def _find(self, model: str) -> Claim:
         """Return the claim by pattern, and keep it."""
         found = (claim for matches, claim in self._by_pattern if matches(model))
-        if len(self._claims) >= MAX_REMEMBERED + len(self._by_name):
-            self._claims = dict(self._by_name)
-        claim = self._claims[model] = next(found, NO_CLAIM)
+        if len(self._claim_by_model) >= MAX_REMEMBERED + len(self._by_name):
+            self._claim_by_model = dict(self._by_name)
+        claim = self._claim_by_model[model] = next(found, NO_CLAIM)
         return claim
 
     def _with_hints(self, claim: Claim, hints: Hints) -> Claim:
@@ -129,7 +129,7 @@ class ModelRoutes:
             priority=priority,
             ttft_s=claim.ttft_s if hints.slo_ttft_ms is None else hints.slo_ttft_ms / 1000,
             tpot_s=claim.tpot_s if hints.slo_tpot_ms is None else hints.slo_tpot_ms / 1000,
-            _weight=claim._weight * share,
+            weight=claim.weight * share,
         )
         return claim if hinted == claim else hinted
 
@@ -145,12 +145,12 @@ def _claim(route: ModelRoute) -> Claim:
         priority=route.priority or 0,
         ttft_s=None if route.ttft is None else route.ttft.seconds,
         tpot_s=None if route.tpot is None else route.tpot.seconds,
-        _weight=1.0 if route.weight is None else route.weight,
-        _has_own_turns=route.weight is not None,
-        _max_held=route.max_held_requests,
-        _max_held_bytes=route.max_held_bytes,
-        _max_wait_s=route.max_wait_s,
-        _waits=route.waits,
+        weight=1.0 if route.weight is None else route.weight,
+        has_own_turns=route.weight is not None,
+        max_held=route.max_held_requests,
+        max_held_bytes=route.max_held_bytes,
+        max_wait_s=route.max_wait_s,
+        waits=route.waits,
     )
 
 

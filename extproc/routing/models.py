@@ -211,17 +211,17 @@ class Models:
             card = self._card(request.model, request.hints.fairness_id)
         if card is None:
             snapshot = self._pool.snapshot(now=now)
-            return self._unknown(request._client_model, snapshot, request.subset)
+            return self._unknown(request.client_model, snapshot, request.subset)
         if request.model in models.doubted and not self._catalog.admits_undeclared():
             request = self._undoubted(request, card)
         cached = request.cached_bytes
-        if uses_cached_bytes and request._prefix_hashes:
+        if uses_cached_bytes and request.prefix_hashes:
             cached = self._cached(request) or cached
         claim = self._routes.claim(request)
         return replace(
             request,
             adapter=None if card.parent is None else request.model,
-            _context_bytes=self._context_bytes(request, card),
+            context_bytes=self._context_bytes(request, card),
             cached_bytes=cached,
             claim=request.claim if claim is NO_CLAIM else claim,
         )
@@ -345,9 +345,9 @@ class Models:
         by_name, parent = self._pool.models.by_name, card.parent
         base = card if parent is None else by_name.get(parent) or self._pool.model(parent)
         if base is None or base.max_model_len is None or request.path not in ONE_PROMPT_PATHS:
-            return request._context_bytes
+            return request.context_bytes
         context_bytes = BYTES_PER_TOKEN * base.max_model_len
-        return context_bytes if request.body_bytes > context_bytes else request._context_bytes
+        return context_bytes if request.body_bytes > context_bytes else request.context_bytes
 
 
 def _knows_all_models(snapshot: Snapshot) -> bool:
@@ -358,7 +358,7 @@ def _knows_all_models(snapshot: Snapshot) -> bool:
     """
     up = _up(snapshot)
     has_told = any(view.registered is not None for view in up)
-    return has_told and not any(view._is_owing for view in up)
+    return has_told and not any(view.is_owing for view in up)
 
 
 def _allowed(snapshot: Snapshot, subset: frozenset[str] | None) -> Iterator[EndpointView]:
@@ -372,4 +372,4 @@ def _up(snapshot: Snapshot) -> list[EndpointView]:
     """Return the ready endpoints; without any, the last resorts."""
     views = snapshot.endpoints
     ready = [view for view in views if view.is_ready]
-    return ready or [view for view in views if view._is_last_resort]
+    return ready or [view for view in views if view.is_last_resort]

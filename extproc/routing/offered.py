@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from extproc.routing.precedence import Offer
+from extproc.routing.conflicts import Offer
 from extproc.routing.rewrites import Rewrites
 from extproc.routing.router import Router
 from extproc.types import ModelCard

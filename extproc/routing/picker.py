@@ -237,13 +237,13 @@ class Picker:
         resorts = self._resorts(all_views, request)
         if not request.model:
             candidates, resorts = [*candidates, *resorts], []
-        elif resorts and all(view._is_unreachable or view._is_gone for view in candidates):
+        elif resorts and all(view.is_unreachable or view.is_gone for view in candidates):
             candidates, resorts = resorts, []
         if not candidates:
             return _nobody(all_views, request)
-        if candidates[0]._is_gone and request.model:  # all of them are gone, then
+        if candidates[0].is_gone and request.model:  # all of them are gone, then
             until_s = give_up_s(request, max_hold_s)
-            if request.claim._waits and now < until_s:
+            if request.claim.waits and now < until_s:
                 return Wait(until_s, FOR_POD)
         admitted = admit(candidates, request, self._admission)
         if isinstance(admitted, Rejection):
@@ -253,16 +253,16 @@ class Picker:
             return Wait(now + FULL_WAIT_S, FOR_ROOM)
         among: list[list[int]] = [[], [], [], []]
         for view in (*admitted, *resorts):  # a full one may have room by then
-            among[2 * view._is_last_resort + view.is_full].append(columns.rows[view.address])
+            among[2 * view.is_last_resort + view.is_full].append(columns.rows[view.address])
         return views, among
 
     def _resorts(
         self, views: Sequence[EndpointView], request: RequestInfo
     ) -> Sequence[EndpointView]:
         """Return what takes a request that no ready endpoint can, as if it were ready."""
-        resorts = [replace(view, is_ready=True) for view in views if view._is_last_resort]
+        resorts = [replace(view, is_ready=True) for view in views if view.is_last_resort]
         found = fitting(_usable(resorts, request), request, self._admission)
-        return [] if isinstance(found, Rejection) else [v for v in found if not v._has_flaw]
+        return [] if isinstance(found, Rejection) else [v for v in found if not v.has_flaw]
 
     def _session(self, request: RequestInfo) -> tuple[str | None, bool]:
         """Return the name that the request's session is remembered by, and whether it decides.
@@ -273,7 +273,7 @@ class Picker:
         is_stored = request.path in _STATEFUL_PATHS or not request.model
         if session is None or is_stored or not self.uses_cached_bytes:
             return session, True
-        return f"{session} cached", not request._prefix_hashes
+        return f"{session} cached", not request.prefix_hashes
 
     def _decide(
         self,
@@ -298,7 +298,7 @@ class Picker:
                 if self._on_policy_error is None:
                     raise
                 self._on_policy_error(name, error)
-        return self._policy_name, policy_failed(request._client_model)
+        return self._policy_name, policy_failed(request.client_model)
 
     def _remember(self, session: str, address: str) -> None:
         self._sessions[session] = address
@@ -309,7 +309,7 @@ class Picker:
 
 def give_up_s(request: RequestInfo, max_hold_s: float) -> float:
     """Return until when a request may be held."""
-    limit_s = request.claim._max_wait_s
+    limit_s = request.claim.max_wait_s
     return request.arrived_at_s + (max_hold_s if limit_s is None else min(limit_s, max_hold_s))
 
 
@@ -346,10 +346,8 @@ def _usable(endpoints: Iterable[EndpointView], request: RequestInfo) -> list[End
 
 def _nobody(endpoints: Iterable[EndpointView], request: RequestInfo) -> Rejection:
     """Return why no endpoint can take a request."""
-    sleeping = [
-        view for view in endpoints if view._is_asleep and view.has_registered(request.model)
-    ]
-    subset, model = request.subset, request._client_model
+    sleeping = [view for view in endpoints if view.is_asleep and view.has_registered(request.model)]
+    subset, model = request.subset, request.client_model
     if any(subset is None or is_in_subset(view.address, subset) for view in sleeping):
         return asleep(model)
     return no_endpoints(model)
@@ -365,7 +363,7 @@ def _best(usable: Sequence[EndpointView]) -> Sequence[EndpointView]:
     same for the other flaws. One that is gone and has no other flaw was so a moment ago: a call of
     ours is about to tell.
     """
-    best = [view for view in usable if not view._has_flaw]
+    best = [view for view in usable if not view.has_flaw]
     if best or not usable:
         return best
     least = min(map(_flaws, usable))
@@ -373,5 +371,5 @@ def _best(usable: Sequence[EndpointView]) -> Sequence[EndpointView]:
 
 
 def _flaws(view: EndpointView) -> tuple[bool, ...]:
-    lost = view._is_unreachable, view.is_ejected, view._is_silent
-    return *lost, view._is_gone, view._is_suspect
+    lost = view.is_unreachable, view.is_ejected, view.is_silent
+    return *lost, view.is_gone, view.is_suspect

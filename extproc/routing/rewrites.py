@@ -192,7 +192,7 @@ class Rewrites:
 
     def ended(self, ended: Ended, is_attained: bool | None) -> None:
         """Record how a request ended, and whether its objective was met; None for no such."""
-        canaries, target = self._judged.get(ended.pick.request._drawn, (None, ""))
+        canaries, target = self._judged.get(ended.pick.request.drawn_target, (None, ""))
         if canaries is not None and canaries.ended(target, ended, is_attained):
             self._take_back()
 

@@ -16,7 +16,7 @@ from extproc.pods.columns import Columns
 from extproc.pods.pool import Pool
 from extproc.pods.tenants import left
 from extproc.queue import Destinations, HoldQueue, Ticket, Waiting
-from extproc.rejections import asleep, no_endpoints
+from extproc.rejections import NOT_RENAMED, asleep, no_endpoints
 from extproc.routing.catalog import Catalog
 from extproc.routing.modelroutes import ModelRoutes
 from extproc.routing.models import Models
@@ -110,7 +110,7 @@ class Router:
         self.picker.unserved(request, result)
         if result.reason not in _FOR_WANT_OF_ROOM or self._is_anybody(request, now):
             return result
-        return no_endpoints(request._client_model, result.why)
+        return no_endpoints(request.client_model, result.why)
 
     def _is_anybody(self, request: RequestInfo, now: float) -> bool:
         """Return whether an endpoint could take a request, if it had room."""
@@ -118,8 +118,8 @@ class Router:
         is_declared = catalog.card(request.model) is not None  # other endpoints may load it
         model = "" if is_declared else request.model
         return any(
-            (view.is_ready or view._is_last_resort)
-            and not view._is_gone
+            (view.is_ready or view.is_last_resort)
+            and not view.is_gone
             and (not model or view.has_registered(model))
             and (subset is None or is_in_subset(view.address, subset))
             for view in self.pool.snapshot(now=now).endpoints
@@ -227,7 +227,7 @@ class Router:
         """Have a request wait that gets no endpoint and may, where one may come."""
         if result.reason not in _FOR_WANT_OF_PODS:
             return result
-        until_s = give_up_s(request, self.max_hold_s) if request.claim._waits else -inf
+        until_s = give_up_s(request, self.max_hold_s) if request.claim.waits else -inf
         snapshot = self.pool.snapshot(now=now)
         is_declared = self.catalog.card(request.model) is not None  # other pods may load it
         may_come = _is_empty(snapshot) if is_declared else _may_come(request, snapshot)
@@ -241,11 +241,11 @@ class Router:
         found = catalog.find(request, self.models.listed, now=now)
         if not isinstance(found, RequestInfo):
             snapshot = self.pool.snapshot(now=now)
-            if found is not request._fixed:
+            if found is not NOT_RENAMED[request.fixed]:
                 found = catalog.serve(request, _last_holders(request, catalog, snapshot)) or found
             if not isinstance(found, RequestInfo) and _is_asleep(snapshot):
-                return asleep(request._client_model)
-        if isinstance(found, Rejection) and found is not request._fixed:
+                return asleep(request.client_model)
+        if isinstance(found, Rejection) and found is not NOT_RENAMED[request.fixed]:
             return replace(found, retry_after_s=self.queue.retry_after_s())
         if not isinstance(found, RequestInfo):
             return found
@@ -284,7 +284,7 @@ class Router:
             known, result = self.choose(ticket.request, now=now)
         except Exception as error:  # the policy's: it ends this request, and no other one
             ticket.fail(error)
-            return no_endpoints(ticket.request._client_model)
+            return no_endpoints(ticket.request.client_model)
         if not isinstance(result, Pick):
             return result
         result = replace(result, held_s=now - ticket.held_at_s, held_for=ticket.reason)
@@ -349,7 +349,7 @@ class Router:
 
 def _last_holders(request: RequestInfo, catalog: Catalog, snapshot: Snapshot) -> frozenset[str]:
     """Return the endpoints that still serve a declared adapter, and get it where no other can."""
-    resorts = [view.address for view in snapshot.endpoints if view._is_last_resort]
+    resorts = [view.address for view in snapshot.endpoints if view.is_last_resort]
     return catalog.planner.last_holders(request.model, resorts) if resorts else frozenset()
 
 
@@ -359,7 +359,7 @@ def _are_gone(result: Pick | Rejection | Wait, request: RequestInfo, columns: Co
     """
     if isinstance(result, Pick):
         is_open = columns.is_open[columns.rows[result.address]]
-        return not is_open and result.candidates[0]._is_lost  # as all of them are, then
+        return not is_open and result.candidates[0].is_lost  # as all of them are, then
     if isinstance(result, Wait):
         return result.reason == FOR_POD
     is_none = result.reason is Reason.NO_ENDPOINTS
@@ -377,7 +377,7 @@ def _in_turn(result: Pick | Rejection | Wait, kept: Mapping[str, float]) -> Pick
 def _is_empty(snapshot: Snapshot) -> bool:
     """Return whether nobody is there at all."""
     return all(
-        view._is_gone or not (view.is_ready or view._is_last_resort) for view in snapshot.endpoints
+        view.is_gone or not (view.is_ready or view.is_last_resort) for view in snapshot.endpoints
     )
 
 
@@ -396,4 +396,4 @@ def _may_come(request: RequestInfo, snapshot: Snapshot) -> bool:
 def _is_asleep(snapshot: Snapshot) -> bool:
     """Return whether nobody is awake who could load an adapter."""
     views = snapshot.endpoints
-    return any(view._is_asleep for view in views) and not any(view.is_ready for view in views)
+    return any(view.is_asleep for view in views) and not any(view.is_ready for view in views)

@@ -16,9 +16,9 @@ from extproc.adapters.scope import TokenFacts
 from extproc.config import Config, configured
 from extproc.discovery.kubernetes.objectstatus import AdapterReport, report_of
 from extproc.peers.adapterpeers import AdapterPeers, AdapterUpdate
+from extproc.routing.conflicts import Loss, Merged, Offer, with_parts
 from extproc.routing.merging import Declaring, alias_rule
 from extproc.routing.offered import OfferedAdapters
-from extproc.routing.precedence import Loss, Merged, Offer, with_parts
 from extproc.service.clocks import Clocks
 from extproc.service.routing import Routing
 from extproc.service.stores import make_medium

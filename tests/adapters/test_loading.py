@@ -16,9 +16,9 @@ from extproc.adapters.loading import Adapters, OnTicked
 from extproc.config.configfile import parse_config
 from extproc.config.configured import call_settings, pod_access
 from extproc.peers.adapterpeers import AdapterPeers
+from extproc.routing.conflicts import Offer
 from extproc.routing.offered import OfferedAdapters
 from extproc.routing.policies import Founding
-from extproc.routing.precedence import Offer
 from extproc.service.clocks import Clocks
 from extproc.service.routing import Routing
 from extproc.types import Hints, ModelCard, Pick, Rejection

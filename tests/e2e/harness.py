@@ -207,6 +207,23 @@ class Client:
         """Send a chat completion request for `model`."""
         return await self.request("POST", "/v1/chat/completions", chat(model, **body), headers)
 
+    async def served(self, model: str, **body: Any) -> Answer:
+        """Return the answer to a streamed chat completion, which has to be a 200."""
+        answer = await self.chat(model, stream=True, **body)
+        assert answer.status == 200, answer.body
+        return answer
+
+    async def ask(self, num: int, *models: str, num_clients: int = 8, **body: Any) -> list[Answer]:
+        """Send so many requests, for these models in turn, by clients without pause."""
+        numbers, answers = iter(range(num)), list[Answer]()
+
+        async def go_on() -> None:
+            for number in numbers:
+                answers.append(await self.chat(models[number % len(models)], **body))
+
+        await asyncio.gather(*(go_on() for _ in range(num_clients)))
+        return answers
+
     @asynccontextmanager
     async def streaming(
         self, model: str, *, headers: Mapping[str, str] = MappingProxyType({}), **body: Any

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -48,17 +47,10 @@ def canary(name: str, standard: str, other: str) -> dict[str, object]:
     return {"name": name, "models": [name], "targets": targets}
 
 
-async def ask(client: Client, model: str, num: int) -> Counter[str]:
-    """Ask so often, by ten clients; return how often which model was read."""
-    read = Counter[str]()
-
-    async def ask_some() -> None:
-        for _ in range(num // 10):
-            answer = await client.chat(model, max_tokens=1)
-            read[answer.headers.get("x-served-model", "")] += 1
-
-    await asyncio.gather(*(ask_some() for _ in range(10)))
-    return read
+async def read_by_pods(client: Client, model: str, num: int) -> Counter[str]:
+    """Ask so often; return how often which model was read."""
+    answers = await client.ask(num, model, max_tokens=1)
+    return Counter(answer.headers.get("x-served-model", "") for answer in answers)
 
 
 async def taken_back(router: RouterProcess) -> list[str]:
@@ -78,12 +70,12 @@ async def test_a_version_that_fails_is_taken_back_and_one_that_is_no_worse_stays
         async with behind_envoy(config, http, num_pods=1) as (router, client):
 
             async def is_taken_back() -> bool:
-                await ask(client, "bad", 100)
+                await read_by_pods(client, "bad", 100)
                 return bool(await taken_back(router))
 
             await eventually(is_taken_back)
-            after = await ask(client, "bad", 100)
-            equal = await ask(client, "equal", 1000)
+            after = await read_by_pods(client, "bad", 100)
+            equal = await read_by_pods(client, "equal", 1000)
             found, health = await taken_back(router), await router.admin("/healthz")
             log = router.log
 

@@ -29,6 +29,7 @@ from tests.waiting import eventually
 
 NUM_CLIENTS = 8
 NUM_REQUESTS = 400
+MODELS = ("shared", "base")
 
 
 @asynccontextmanager
@@ -59,18 +60,6 @@ def router_over(addresses: list[str], policy: str) -> RouterProcess:
     return RouterProcess({**config, "discovery": {"static": addresses}})
 
 
-async def ask(client: Client, num: int) -> list[Answer]:
-    """Send requests from clients without pause, and return the answers."""
-    answers: list[Answer] = []
-
-    async def go_on() -> None:
-        while len(answers) < num:
-            answers.append(await client.chat(["shared", "base"][len(answers) % 2]))
-
-    await asyncio.gather(*(go_on() for _ in range(NUM_CLIENTS)))
-    return answers
-
-
 def num_failed(answers: list[Answer]) -> int:
     return sum(answer.status != 200 for answer in answers)
 
@@ -93,8 +82,8 @@ async def test_a_pod_that_fails_at_once_attracts_no_traffic(
         running_envoy(Mode.ORIGINAL_DST, router) as envoy,
     ):
         client = Client(envoy.url, http)
-        answers = await ask(client, NUM_REQUESTS)
-        after = await ask(client, NUM_REQUESTS // 4)
+        answers = await client.ask(NUM_REQUESTS, *MODELS)
+        after = await client.ask(NUM_REQUESTS // 4, *MODELS)
         await eventually(router.has_none_in_flight)
 
     # Otherwise a third to more than a half fail. It is a suspect after three, and out after six.
@@ -114,8 +103,8 @@ async def test_a_pod_that_lists_models_and_answers_404_for_them_attracts_no_traf
     ):
         client = Client(envoy.url, http)
         while not await router.counter("extproc_ejections_total"):
-            await ask(client, NUM_CLIENTS)  # its list is read once a second at most
-        after = await ask(client, NUM_REQUESTS // 4)
+            await client.ask(NUM_CLIENTS, *MODELS)  # its list is read once a second at most
+        after = await client.ask(NUM_REQUESTS // 4, *MODELS)
 
     assert num_failed(after) <= NUM_TRIALS
 
@@ -137,7 +126,7 @@ async def test_no_client_sees_that_a_pod_is_full_while_another_has_room(
         ) as router,
         running_envoy(mode, router) as envoy,
     ):
-        answers = await ask(Client(envoy.url, http), NUM_REQUESTS // 4)
+        answers = await Client(envoy.url, http).ask(NUM_REQUESTS // 4, *MODELS)
         num_full = await router.counter("extproc_full_answers_total")
         num_ejected = await router.counter("extproc_ejections_total")
 
@@ -157,11 +146,11 @@ async def test_a_pod_that_refuses_connections_attracts_no_traffic(
         running_envoy(Mode.ORIGINAL_DST, router) as envoy,
     ):
         client = Client(envoy.url, http)
-        await ask(client, NUM_CLIENTS)
+        await client.ask(NUM_CLIENTS, *MODELS)
         await pods[0].kill()
-        answers = await ask(client, NUM_REQUESTS)
+        answers = await client.ask(NUM_REQUESTS, *MODELS)
         await eventually(lambda: is_shown_as(router, pods[0].address, "unreachable"))
-        after = await ask(client, NUM_REQUESTS // 4)
+        after = await client.ask(NUM_REQUESTS // 4, *MODELS)
 
     assert num_failed(answers) < NUM_REQUESTS // 10, Counter(each.status for each in answers)
     assert num_failed(after) == 0

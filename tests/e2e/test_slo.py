@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import suppress
 from dataclasses import replace
 
 import aiohttp
@@ -13,7 +14,7 @@ import pytest
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.engine.profiles import INSTANT
 from tests.e2e.conftest import pod_config, router_config, running_envoy
-from tests.e2e.harness import RouterProcess, chat
+from tests.e2e.harness import Client, RouterProcess
 from tests.fakepods import running_pods
 from tests.waiting import eventually
 
@@ -35,29 +36,23 @@ async def test_a_streamed_response_is_judged_by_its_first_token(mode: Mode) -> N
             running_envoy(mode, router, num_pods=2) as envoy,
             aiohttp.ClientSession() as http,
         ):
+            client = Client(envoy.url, http)
 
-            async def ask(adapter: str, leaves_after_s: float | None = None) -> None:
-                body = chat(adapter, stream=True, max_tokens=1)
-                headers = {"content-type": "application/json"}
-                url = f"{envoy.url}/v1/chat/completions"
-                async with http.post(url, data=body, headers=headers) as answer:
-                    assert answer.status == 200
-                    if leaves_after_s is None:
-                        await answer.read()
-                    else:
-                        await asyncio.sleep(leaves_after_s)
-                        answer.close()
+            async def leave_after(within_s: float) -> None:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(within_s):
+                        await client.served("only-1", max_tokens=1)
 
             async def are(attained: int, missed: int) -> bool:
                 pattern = r'extproc_slo_requests_total\{.*"(true|false)".*\} (\d+)'
                 found = dict(re.findall(pattern, await router.admin("/metrics")))
                 return (int(found.get("true", 0)), int(found.get("false", 0))) == (attained, missed)
 
-            await ask("only-0")
+            await client.served("only-0", max_tokens=1)
             await eventually(lambda: are(1, 0))
-            await ask("only-1")
+            await client.served("only-1", max_tokens=1)
             await eventually(lambda: are(1, 1))
-            await ask("only-1", leaves_after_s=2 * SLO_S)
+            await leave_after(2 * SLO_S)
             await eventually(lambda: are(1, 2))
 
 
@@ -69,14 +64,7 @@ async def test_the_time_per_output_token_is_that_of_the_pods() -> None:
         running_envoy(Mode.ORIGINAL_DST, router, num_pods=2) as envoy,
         aiohttp.ClientSession() as http,
     ):
-
-        async def ask() -> None:
-            body = chat("shared", stream=True, max_tokens=NUM_TOKENS)
-            headers = {"content-type": "application/json"}
-            url = f"{envoy.url}/v1/chat/completions"
-            async with http.post(url, data=body, headers=headers) as answer:
-                assert answer.status == 200
-                await answer.read()
+        client = Client(envoy.url, http)
 
         async def metric(name: str) -> float:
             found = re.search(name + r"\{.*\} (\S+)", await router.admin("/metrics"))
@@ -101,7 +89,7 @@ async def test_the_time_per_output_token_is_that_of_the_pods() -> None:
             (before_s, before), (pods_before_s, pods_before) = await totals(), await of_pods()
             sum_s, num = before_s, before
             while num < before + 8:
-                await asyncio.gather(*(ask() for _ in range(8)))
+                await client.ask(8, "shared", stream=True, max_tokens=NUM_TOKENS)
                 sum_s, num = await totals()
             pods_s, pods_num = await of_pods()
             told_s = (sum_s - before_s) / (num - before)

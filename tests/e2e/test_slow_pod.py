@@ -19,7 +19,7 @@ from extproc.lab.fakepod.podserver import RunningPod
 from tests.browser import running_browser
 from tests.commandline import error_line, invoke
 from tests.e2e.conftest import own_pods, router_config, running_envoy
-from tests.e2e.harness import RouterProcess, chat
+from tests.e2e.harness import Client, RouterProcess
 from tests.waiting import eventually
 
 FAST = replace(INSTANT, step_s=0.02)
@@ -36,19 +36,11 @@ class Scene:
         self, pods: list[RunningPod], router: RouterProcess, url: str, http: aiohttp.ClientSession
     ) -> None:
         self.pods, self.router = pods, router
-        self._url, self._http = url, http
-
-    async def ask(self) -> None:
-        body = chat("shared", stream=True, max_tokens=NUM_TOKENS)
-        headers = {"content-type": "application/json"}
-        url = f"{self._url}/v1/chat/completions"
-        async with self._http.post(url, data=body, headers=headers) as answer:
-            assert answer.status == 200
-            await answer.read()
+        self._client, self._http = Client(url, http), http
 
     async def go_on(self) -> None:
         while True:
-            await self.ask()
+            await self._client.served("shared", max_tokens=NUM_TOKENS)
 
     async def values(self, name: str) -> dict[str, float]:
         """Of a metric without other labels, by the value of its label."""

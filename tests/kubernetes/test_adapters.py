@@ -147,14 +147,8 @@ async def until_seen(cluster: Cluster, path: str, generation: int) -> None:
 
 async def share_of(client: Client, model: str, *, of: int = 2000) -> float:
     """Which part of so many requests for `food-review` pods read as `model`."""
-    read: Counter[str] = Counter()
-
-    async def ask() -> None:
-        for _ in range(of // 20):
-            answer = await client.chat("food-review", max_tokens=1)
-            read[answer.headers["x-served-model"]] += 1
-
-    await asyncio.gather(*(ask() for _ in range(20)))
+    answers = await client.ask(of, "food-review", max_tokens=1)
+    read = Counter(answer.headers["x-served-model"] for answer in answers)
     assert read.total() == of == read["v1"] + read["v2"]
     return read[model] / of
 

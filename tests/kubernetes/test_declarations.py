@@ -22,9 +22,9 @@ from extproc.discovery.kubernetes.kubewatch import WatchTimes
 from extproc.discovery.kubernetes.objects import ROUTE_GROUP, PoolRef
 from extproc.discovery.kubernetes.objectstatus import AdapterReport, VersionReport
 from extproc.discovery.kubernetes.source import KubernetesDiscovery
+from extproc.routing.conflicts import Merged, Offer, RuleSet, merge
 from extproc.routing.merging import NOT_PRIVATE
 from extproc.routing.modelroutes import Objective
-from extproc.routing.precedence import Merged, Offer, RuleSet, merge
 from extproc.routing.rewrites import Rewrites
 from tests.discovery.kubernetes.test_llmroutes import PROPOSED
 from tests.kubernetes.apiserver import ApiServer

@@ -156,9 +156,9 @@ def test_llmd_takes_the_reported_queue_or_its_own_requests_in_flight() -> None:
 
 
 def test_as_shipped_sees_pages_and_its_own_number_of_requests_and_no_more() -> None:
-    counted = {"_num_told": 9, "_num_adapter_loads": 5, "prompts_done_s": 100.5}
+    counted = {"num_told": 9, "num_adapter_loads": 5, "prompts_done_s": 100.5}
     fresh = endpoint_view(1, pending_by_adapter={"a": 3}, gpu_adapters=("a",), **counted)
-    named = endpoint_view(2, _reported_adapters=frozenset("a"), num_running=2, num_waiting=1)
+    named = endpoint_view(2, reported_adapters=frozenset("a"), num_running=2, num_waiting=1)
     scraped = as_scraped(named)
     for name in ("llmd_as_shipped", "filter_tree_as_shipped", "llmd_in_flight_as_shipped"):
         policy = OPPONENTS[name]()
@@ -176,7 +176,7 @@ def test_as_shipped_sees_pages_and_its_own_number_of_requests_and_no_more() -> N
 
 
 def test_as_shipped_a_policy_may_wait() -> None:
-    full = endpoint_view(1, _reported_adapters=frozenset("b"), max_loras=1)
+    full = endpoint_view(1, reported_adapters=frozenset("b"), max_loras=1)
     policy = ScrapesOnly(Hold(LeastRequest()))
 
     answer = policy.choose(snapshot(full), request("a"), rng=random.Random(1))

@@ -48,7 +48,7 @@ class Engine:
         for running in batches:
             for _ in range(round(seconds / SCRAPE_S)):
                 self.run(running)
-        return Costs(_decode=self.decoding.learned)
+        return Costs(decode=self.decoding.learned)
 
 
 @given(st.floats(0.005, 0.03), st.floats(0.00005, 0.0005), st.integers(1, 60))
@@ -56,7 +56,7 @@ def test_it_settles_at_what_a_token_takes(
     step_s: float, per_request_s: float, running: int
 ) -> None:
     engine = Engine(step_s, per_request_s)
-    learned = engine.serve([running], seconds=4.0)._decode
+    learned = engine.serve([running], seconds=4.0).decode
 
     assert learned is not None
     assert learned.token_s == pytest.approx(engine.token_s(running), rel=0.1)
@@ -68,8 +68,8 @@ def test_it_follows_a_batch_that_doubles_within_about_a_second(running: int) -> 
     engine = Engine()
     engine.serve([running] * 10)
     first, second = engine.token_s(running), engine.token_s(2 * running)
-    soon = engine.serve([2 * running], seconds=1.2)._decode
-    later = engine.serve([2 * running], seconds=1.8)._decode
+    soon = engine.serve([2 * running], seconds=1.2).decode
+    later = engine.serve([2 * running], seconds=1.8).decode
 
     assert soon is not None
     assert later is not None
@@ -80,9 +80,9 @@ def test_it_follows_a_batch_that_doubles_within_about_a_second(running: int) -> 
 
 
 def test_nothing_is_known_before_the_reports_show_it() -> None:
-    assert Costs()._most_running(0.01) == inf
-    assert Engine().serve([0])._decode is None
-    assert Engine().serve([8], seconds=0.2)._decode is None
+    assert Costs().most_running(0.01) == inf
+    assert Engine().serve([0]).decode is None
+    assert Engine().serve([8], seconds=0.2).decode is None
 
 
 def test_an_engine_that_does_not_count_tokens_teaches_nothing() -> None:
@@ -94,11 +94,11 @@ def test_an_engine_that_does_not_count_tokens_teaches_nothing() -> None:
 
 
 def test_only_what_is_too_slow_has_a_bound() -> None:
-    costs = Costs(_decode=Decode(40, 0.03))
+    costs = Costs(decode=Decode(40, 0.03))
 
-    assert costs._most_running(0.03) == inf
-    assert costs._most_running(0.02) == pytest.approx(40 * 2 / 3)
-    assert costs._most_running(0.0001) == 1.0
+    assert costs.most_running(0.03) == inf
+    assert costs.most_running(0.02) == pytest.approx(40 * 2 / 3)
+    assert costs.most_running(0.0001) == 1.0
 
 
 def test_what_nobody_has_even_alone_is_known_once_one_was_alone() -> None:
@@ -106,11 +106,11 @@ def test_what_nobody_has_even_alone_is_known_once_one_was_alone() -> None:
     before, after = engine.serve([40]), engine.serve([1, 40])
     alone_s = engine.token_s(1)
 
-    assert Costs()._can_have(0.0001)
-    assert before._can_have(0.9 * alone_s)
-    assert not before._can_have(0.9 * engine.token_s(40) / 40)
-    assert after._can_have(1.1 * alone_s)
-    assert not after._can_have(0.9 * alone_s)
+    assert Costs().can_have(0.0001)
+    assert before.can_have(0.9 * alone_s)
+    assert not before.can_have(0.9 * engine.token_s(40) / 40)
+    assert after.can_have(1.1 * alone_s)
+    assert not after.can_have(0.9 * alone_s)
 
 
 @given(st.floats(0.005, 0.02), st.floats(0.0002, 0.0005), st.integers(20, 60), st.floats(1.3, 3))
@@ -121,7 +121,7 @@ def test_an_engine_held_at_the_bound_becomes_as_fast_as_it_has_to_be(
     tpot_s, running = engine.token_s(most), round(most * excess)
     held = []
     for _ in range(300):
-        bound = engine.serve([running], seconds=SCRAPE_S)._most_running(tpot_s)
+        bound = engine.serve([running], seconds=SCRAPE_S).most_running(tpot_s)
         running = running + 1 if running < bound else min(running, floor(bound))
         held.append(running)
 
@@ -141,9 +141,9 @@ def test_a_restart_of_the_counter_teaches_nothing() -> None:
     engine.tokens = 3
     engine.read(60)
 
-    assert engine.decoding.learned == before._decode
+    assert engine.decoding.learned == before.decode
     after = engine.serve([5, 60] * 4)
-    assert after._most_running(0.03) == pytest.approx(before._most_running(0.03), rel=0.1)
+    assert after.most_running(0.03) == pytest.approx(before.most_running(0.03), rel=0.1)
 
 
 def test_a_gap_without_reports_teaches_nothing() -> None:
@@ -152,18 +152,18 @@ def test_a_gap_without_reports_teaches_nothing() -> None:
     engine.now += MAX_INTERVAL_S + 1
     engine.read(60)
 
-    assert engine.decoding.learned == before._decode
+    assert engine.decoding.learned == before.decode
 
 
 def test_a_stall_counts_little_and_is_soon_forgotten() -> None:
     engine = Engine()
-    before = engine.serve([60] * 10)._decode
+    before = engine.serve([60] * 10).decode
     for _ in range(10):
         engine.now += 1.0
         engine.read(60)
     engine.ended_s = engine.now
-    just_after = engine.serve([60], seconds=SCRAPE_S)._decode
-    later = engine.serve([60], seconds=4.0)._decode
+    just_after = engine.serve([60], seconds=SCRAPE_S).decode
+    later = engine.serve([60], seconds=4.0).decode
 
     assert before is not None
     assert just_after is not None
@@ -201,7 +201,7 @@ def test_whatever_endpoints_report_the_bound_is_at_least_one(
         now += seconds
         decoding.record(report(num_running=running, generated_tokens=tokens), taken_at_s=now)
 
-    assert Costs(_decode=decoding.learned)._most_running(tpot_s) >= 1
+    assert Costs(decode=decoding.learned).most_running(tpot_s) >= 1
 
 
 @pytest.mark.parametrize("since_s", [12.3, 20.0, 33.3])
@@ -256,8 +256,8 @@ def test_the_view_of_an_endpoint_has_what_was_learned_of_it_beside_its_other_cos
         pool.record_report(address(1), made, taken_at_s=tick * SCRAPE_S)
     busy, new = pool.snapshot(now=9.9).endpoints
 
-    assert busy.costs._most_running(engine.token_s(30) / 2) == pytest.approx(15, rel=0.1)
-    assert new.costs._most_running(engine.token_s(30) / 2) == inf
+    assert busy.costs.most_running(engine.token_s(30) / 2) == pytest.approx(15, rel=0.1)
+    assert new.costs.most_running(engine.token_s(30) / 2) == inf
     assert busy.costs.cold_load_s == new.costs.cold_load_s
 
 

@@ -394,7 +394,7 @@ def test_while_ends_are_left_to_reports_they_are_asked_for_all_the_time(
 def test_ends_are_left_to_reports_from_when_a_log_falls_silent_until_it_is_whole_again() -> None:
     scene = Scene()
     accounting = Accounting(scene.pool, "self")
-    envoy = request("a")._envoy
+    envoy = request("a").envoy
     accounting.logs.heard(envoy, "log", now=0.0)
     told = accounting.is_expected(A, now=scene.now)
     accounting.logs.lost("log", now=scene.now)

@@ -41,7 +41,7 @@ class Fleet:
             is_ready=number not in self.unready,
             is_known=reported_s is not None and self.now - reported_s <= self.expiry_s,
             reported_at_s=reported_s,
-            _is_unreachable=number in self.refusing,
+            is_unreachable=number in self.refusing,
         )
 
     def report(self, number: int) -> None:

@@ -27,7 +27,7 @@ def asked(prompt: bytes = b"", model: str = "a") -> RequestInfo:
     """A request with this prompt, and a little around it."""
     hashes = prefix_hashes(model, prompt)
     size = len(prompt) + 50
-    return request(model, body_bytes=size, _prefix_hashes=hashes)
+    return request(model, body_bytes=size, prefix_hashes=hashes)
 
 
 def sent(prefix_index: PrefixIndex, cache: KvCache, info: RequestInfo) -> None:

@@ -17,7 +17,7 @@ SETTINGS = SlownessSettings(ratio=2.0, for_s=30.0)
 
 
 def view(number: int, decode: Decode | None, *, num_running: int = 1) -> EndpointView:
-    costs = Costs(_decode=decode)
+    costs = Costs(decode=decode)
     return EndpointView(address(number), f"pod-{number}", num_running=num_running, costs=costs)
 
 

@@ -63,7 +63,7 @@ def test_a_pick_that_was_held_says_for_how_long_and_for_what() -> None:
 
 
 def test_a_pick_of_a_rewritten_request_says_what_its_client_asked_for() -> None:
-    rewritten = pick(info=request("a", _written="alias"), candidates=(view(1),))
+    rewritten = pick(info=request("a", written="alias"), candidates=(view(1),))
 
     assert explain(rewritten) == (
         "pod-1: the only pod that could take it. Its client asked for alias."
@@ -171,7 +171,7 @@ def test_each_rule_of_ours_is_put_into_words(policy: str, reason: str, why: str)
 
 
 def test_what_named_a_session_that_is_followed_is_said() -> None:
-    info = request("a", _session_source="cookie:sid")
+    info = request("a", session_source="cookie:sid")
     followed = pick(info=info, reason="session", candidates=(view(1), view(2)))
 
     assert explain(followed).startswith("pod-1: its session (cookie:sid) was sent there before")
@@ -341,7 +341,7 @@ def test_least_harm_says_what_decided(
 
 
 def test_fallbacks_and_unknown_load_are_told() -> None:
-    candidates = view(1, is_known=False, _is_silent=True), view(2, is_known=False, _is_silent=True)
+    candidates = view(1, is_known=False, is_silent=True), view(2, is_known=False, is_silent=True)
     endpoints = (candidates[0].address, candidates[1].address, "10.0.0.9:1")
 
     assert said("random", "random", *candidates, endpoints=endpoints).endswith(
@@ -361,7 +361,7 @@ def test_a_pod_that_gives_no_report_is_chosen_by_what_was_sent_there() -> None:
     ("flaw", "words"),
     [
         ("is_ejected", "every pod that could take it is ejected"),
-        ("_is_unreachable", "no pod that could take it can be reached"),
+        ("is_unreachable", "no pod that could take it can be reached"),
     ],
 )
 def test_that_no_better_pod_is_left_is_told(flaw: str, words: str) -> None:

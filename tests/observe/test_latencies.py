@@ -159,7 +159,7 @@ def test_models_beyond_the_cap_share_a_label() -> None:
 
 def test_the_name_is_the_one_that_the_client_wrote() -> None:
     scene = Scene()
-    chosen = pick(info=request("customer-07-v2", _written="customer-07"))
+    chosen = pick(info=request("customer-07-v2", written="customer-07"))
     scene.latencies.record(*ended(chosen))
 
     assert scene.counts("model_ttft") == {"customer-07": 1}

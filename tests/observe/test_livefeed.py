@@ -77,7 +77,7 @@ def test_a_pod_is_shown_with_its_time_per_token_and_that_over_its_peers() -> Non
     times_s = (0.01, 0.01, 0.024)
     scene = Scene(
         *(
-            endpoint_view(number, num_running=1, costs=Costs(_decode=Decode(1, token_s)))
+            endpoint_view(number, num_running=1, costs=Costs(decode=Decode(1, token_s)))
             for number, token_s in enumerate(times_s, start=1)
         )
     )
@@ -116,7 +116,7 @@ def test_a_pod_is_shown_with_its_load_and_the_age_of_its_report() -> None:
         num_in_flight=1,
         num_running=1,
         num_waiting=3,
-        _num_deferred=2,
+        num_deferred=2,
         kv_usage_ratio=0.25,
         max_loras=4,
         gpu_adapters=("a",),

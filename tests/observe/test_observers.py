@@ -43,7 +43,7 @@ class Broken:
 def serve(scene: Scene) -> None:
     """One request from its question to its end, one more that is refused, one that is lost."""
     recorder, endings = scene.recorder, scene.endings
-    pick = routed(scene.route(_drawn=1))
+    pick = routed(scene.route(drawn_target=1))
     assert endings.complete(completion(pick.id))
     recorder.rejected(no_endpoints("a"), {":path": "/v1/completions"})
     lost = routed(scene.route())
@@ -78,7 +78,7 @@ class Judge:
         self.heard: list[tuple[int, Outcome, bool | None]] = []
 
     def ended(self, ended: Ended, is_attained: bool | None) -> None:
-        self.heard.append((ended.pick.request._drawn, ended.outcome, is_attained))
+        self.heard.append((ended.pick.request.drawn_target, ended.outcome, is_attained))
 
 
 def test_the_end_of_a_request_whose_target_was_drawn_is_judged_by_its_objective() -> None:
@@ -87,10 +87,10 @@ def test_the_end_of_a_request_whose_target_was_drawn_is_judged_by_its_objective(
     scene = Scene(rewrites=judge)
     for number, ttft_s in ((1, 9.0), (2, 0.001), (3, None), (0, 9.0)):
         claim = Claim(ttft_s=ttft_s)
-        pick = routed(scene.route(_drawn=number, claim=claim))
+        pick = routed(scene.route(drawn_target=number, claim=claim))
         assert scene.endings.complete(completion(pick.id))
     for number in (4, 0):
-        scene.recorder.ended(routed(scene.route(_drawn=number)), Outcome.FAILED)
+        scene.recorder.ended(routed(scene.route(drawn_target=number)), Outcome.FAILED)
 
     completed = Outcome.COMPLETED
     assert judge.heard == [

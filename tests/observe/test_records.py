@@ -26,7 +26,7 @@ def test_numbers_are_within_their_fields_and_texts_have_an_end() -> None:
 
 
 def test_a_rewritten_request_has_both_names() -> None:
-    decision = pick(info=request("a", _written="alias"))
+    decision = pick(info=request("a", written="alias"))
     described = describe_result(DecisionRecord(decision, 0.0, 0.0))["pick"]
 
     assert (described["model"], described["served_model"]) == ("alias", "a")

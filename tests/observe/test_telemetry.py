@@ -224,14 +224,14 @@ def test_endpoint_gauges_have_the_values_of_the_snapshot() -> None:
         pending_by_adapter={"a": 2, "b": 1, "c": 1},
         num_pending=5,
         num_in_flight=4,
-        _num_deferred=3,
+        num_deferred=3,
         kv_usage_ratio=0.5,
         max_loras=2,
         costs=Costs(
             prompt_s_per_byte=1 / 80_000,
             cold_load_s=0.4,
             cached_load_s=0.02,
-            _decode=Decode(40, 0.025),
+            decode=Decode(40, 0.025),
         ),
     )
     metrics = telemetry(view, now=100.25)
@@ -255,7 +255,7 @@ def test_endpoint_gauges_have_the_values_of_the_snapshot() -> None:
 
 def test_unknown_gauges_of_an_endpoint_are_absent_and_not_0() -> None:
     view = EndpointView(
-        "10.0.0.1:80", is_known=False, _is_silent=True, is_ready=False, is_ejected=True
+        "10.0.0.1:80", is_known=False, is_silent=True, is_ready=False, is_ejected=True
     )
     metrics = telemetry(view)
 
@@ -322,7 +322,7 @@ def test_a_given_registry_is_used() -> None:
 
 
 def test_adapter_loads_are_those_that_the_pool_has_seen() -> None:
-    metrics = telemetry(EndpointView("10.0.0.1:80", _num_adapter_loads=3), BARE)
+    metrics = telemetry(EndpointView("10.0.0.1:80", num_adapter_loads=3), BARE)
 
     assert sample(metrics, "adapter_loads_total", endpoint="10.0.0.1:80") == 3
     assert sample(metrics, "adapter_loads_total", endpoint=BARE.address) == 0

@@ -52,7 +52,7 @@ class Member:
 
     def counts(self) -> Counts:
         views = self.pool.snapshot(now=self._clock()).endpoints
-        return {each.address: (each._num_told, dict(each.pending_by_adapter)) for each in views}
+        return {each.address: (each.num_told, dict(each.pending_by_adapter)) for each in views}
 
 
 class Fleet:

@@ -49,7 +49,7 @@ class Teller(Peered):
     def counts(self) -> list[tuple[int, int, int]]:
         """Of each endpoint: ours, others', and both for the adapter."""
         views = self.pool.snapshot(now=time.monotonic()).endpoints
-        return [(each.num_in_flight, each._num_told, each.pending("a")) for each in views]
+        return [(each.num_in_flight, each.num_told, each.pending("a")) for each in views]
 
 
 @asynccontextmanager
@@ -85,13 +85,13 @@ async def test_what_a_tenant_gets_of_one_router_the_other_hears(
         monkeypatch.setattr(
             far.router.queue, "charge_elsewhere", lambda *share: shares.append(share)
         )
-        info = request("a", claim=Claim(tenant="t", priority=-1, _weight=0.5))
+        info = request("a", claim=Claim(tenant="t", priority=-1, weight=0.5))
         made = pick("aa-1", info=info)
         near.pool.flights.start(made, now=time.monotonic())
         near.pool.flights.move(made.id, address(2), now=time.monotonic())
         await eventually(lambda: far.counts()[1] == (0, 1, 1))
 
-        assert [each[:2] for each in shares] == [(info.claim._flow, info.claim.priority)]
+        assert [each[:2] for each in shares] == [(info.claim.flow, info.claim.priority)]
         assert shares[0][2] == pytest.approx(tokens_of(info), abs=1e-3)
 
 

@@ -138,7 +138,7 @@ class World:
         self.num += 1
         pick_id, host = f"r-{self.num}", self.rng.choice(ENVOYS)
         number = on or self.rng.choice((1, 2))
-        info = request(None, request_id=pick_id, _envoy=host)
+        info = request(None, request_id=pick_id, envoy=host)
         self.pool.flights.start(pick(pick_id, number, info=info), now=self.now)
         self.running[pick_id] = number, host, self.now + duration_s
         self.envoy_of[pick_id] = host

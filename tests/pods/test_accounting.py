@@ -141,7 +141,7 @@ def test_an_entry_about_another_routers_pick_ends_nothing_here() -> None:
     ended = books.hear(pick_id="other-1")
 
     assert ended is None
-    assert (books.view()._num_told, books.view().num_in_flight) == (1, 1)
+    assert (books.view().num_told, books.view().num_in_flight) == (1, 1)
 
 
 @pytest.mark.parametrize(("served", "resident_at"), [(address(1), 1), ("", 1), (address(2), 2)])
@@ -370,7 +370,7 @@ def test_a_streamed_response_tells_how_long_the_engine_took_for_its_first_token(
         {"attempts": 2},
         {"address": address(2)},
         {"shows_first_token": False},
-        {"info": {"_is_whole": False}},  # it may be longer than what was seen
+        {"info": {"is_whole": False}},  # it may be longer than what was seen
         {"info": {"path": "/v1/responses"}},  # vLLM sends `response.created` at once
         {"info": {"path": "/v1/audio/transcriptions"}},
         {"group": "l4"},  # neither of the group that it was in nor of the one that it is in
@@ -416,7 +416,7 @@ def test_first_tokens_of_streamed_responses_teach_what_prompts_cost(path: str) -
     [
         {"duration_s": None},
         {"shows_first_token": False},
-        {"info": {"_is_whole": False}},
+        {"info": {"is_whole": False}},
         {"info": {"path": "/v1/responses"}},
         {"info": {"path": "/v1/audio/transcriptions"}},
     ],
@@ -514,9 +514,9 @@ GIVEN_UP: dict[str, Any] = {
     [
         (GIVEN_UP, 200),
         (GIVEN_UP | {"info": {"path": "/v1/chat/completions/batch", "num_sequences": 3}}, 600),
-        (GIVEN_UP | {"info": {"_max_tokens": 10}}, 10),
-        (GIVEN_UP | {"info": {"_max_tokens": 10, "num_sequences": 30}}, 300),
-        (GIVEN_UP | {"info": {"_max_tokens": -1}}, 1),
+        (GIVEN_UP | {"info": {"max_tokens": 10}}, 10),
+        (GIVEN_UP | {"info": {"max_tokens": 10, "num_sequences": 30}}, 300),
+        (GIVEN_UP | {"info": {"max_tokens": -1}}, 1),
         (GIVEN_UP | {"status": 200}, 200),  # a stream, before its first token
         (GIVEN_UP | {"status": 499}, 200),
         (GIVEN_UP | {"status": 504, "outcome": Outcome.FAILED, "is_from_endpoint": False}, 200),

@@ -49,9 +49,7 @@ def said(views: Sequence[EndpointView]) -> dict[str, object]:
     used = [each.num_active_adapters for each in views]
     free = [max(0, num - num_used) for num, num_used in zip(slots, used, strict=True)]
     flawless = [
-        each.is_ready
-        and not (each._is_lost or each._is_silent or each._is_gone)
-        and not each.is_full
+        each.is_ready and not (each.is_lost or each.is_silent or each.is_gone) and not each.is_full
         for each in views
     ]
     rows = range(len(views))

@@ -57,7 +57,7 @@ def view(pool: Pool, number: int = 1, *, now: float = 0.0) -> EndpointView:
 def counts(pool: Pool, number: int = 1) -> tuple[int, int, dict[str, int]]:
     """Ours, others', and all by adapter."""
     seen = view(pool, number)
-    return seen.num_in_flight, seen._num_told, dict(seen.pending_by_adapter)
+    return seen.num_in_flight, seen.num_told, dict(seen.pending_by_adapter)
 
 
 def own(pool: Pool, id: str = "me-1", *, now: float = 0.0) -> None:
@@ -123,7 +123,7 @@ def test_a_request_counts_for_as_many_as_its_sequences_until_it_ends() -> None:
 
     assert counts(made) == (0, 31, {"a": 2})
     made.record_report(address(1), report(num_running=31), taken_at_s=2.0)
-    assert view(made, now=2.0)._num_foreign == 0
+    assert view(made, now=2.0).num_foreign == 0
     other.end("1", now=2.0)
     assert counts(made) == (0, 1, {"a": 1})
 
@@ -132,7 +132,7 @@ def test_what_a_request_counts_for_is_charged_once_however_often_it_is_told() ->
     listener = Listener()
     made = pool(1, 2, queue=listener)
     other = OtherRouter(made)
-    claim = Claim(route="r", tenant="t", priority=2, _has_own_turns=True)
+    claim = Claim(route="r", tenant="t", priority=2, has_own_turns=True)
     other.start("1", claim=claim, tokens=9.5)
     other.move("1", 2)
     other.tell_whole()
@@ -303,10 +303,10 @@ def test_requests_beyond_a_bound_are_ignored_and_counted(bounds: PeerPickBounds,
     other = OtherRouter(made)
     for number in range(5):
         other.start(str(number))
-    assert (view(made)._num_told, made.peer_picks.num_ignored[FULL]) == (most, 5 - most)
+    assert (view(made).num_told, made.peer_picks.num_ignored[FULL]) == (most, 5 - most)
     other.tell_whole()
 
-    assert view(made)._num_told == most
+    assert view(made).num_told == most
 
 
 def test_places_and_routers_beyond_a_bound_are_ignored_and_free_again_once_they_are_gone() -> None:
@@ -330,17 +330,17 @@ def test_numbers_that_cannot_be_true_are_bounded_or_ignored() -> None:
     made = pool()
     other = OtherRouter(made)
     other.say(Sums(True, 0, [place(num=2, num_sequences=2**60)]))
-    assert view(made)._num_told == 2 * MAX_SEQUENCES
+    assert view(made).num_told == 2 * MAX_SEQUENCES
     other.say(Sums(True, 0, [place(num=2)]))
     other.say(Sums(False, 0, (), [BEGAN, 2**60, 1, 0, 0, BEGAN, 0, 0, 0, 0, 3, 1, 1, 0, 0]))
     other.say(Sums(False, 2**31, [place(2)], [4 * 2**31, 1, 1, 0, 0]))
     other.say(Sums(False, 0, [place(2)], [4 * 7 + ENDED, 1, 1, 0, 0]))
-    assert (view(made)._num_told, made.peer_picks.num_in_flight) == (2, 2)
+    assert (view(made).num_told, made.peer_picks.num_in_flight) == (2, 2)
     other.say(Sums(False, 0, (), [ENDED, 1, 2**60, 2**60, 0]))
-    assert view(made)._num_told == 1
+    assert view(made).num_told == 1
     other.say(Sums(False, 0, (), [ENDED, 2**60, 0, 0, 0, BEGAN]))
 
-    assert (view(made)._num_told, made.peer_picks.num_in_flight) == (0, 0)
+    assert (view(made).num_told, made.peer_picks.num_in_flight) == (0, 0)
 
 
 def test_false_sizes_make_a_pod_look_busy_for_a_minute_at_most() -> None:
@@ -540,7 +540,7 @@ def test_what_is_told_is_not_counted_again_as_others() -> None:
     active = frozenset({"a", "b", "c"})
     made.record_report(address(1), report(num_running=5, active_adapters=active), taken_at_s=1.0)
 
-    assert view(made, now=1.0)._num_foreign == 3
+    assert view(made, now=1.0).num_foreign == 3
     assert counts(made) == (1, 1, {"a": 1, "b": 1, "c": 1})
 
 
@@ -552,7 +552,7 @@ def busy(made: Pool, num_running: int, *seconds: int) -> None:
 
 
 def unseen(made: Pool, *, now: float) -> int:
-    return view(made, now=now)._num_unseen
+    return view(made, now=now).num_unseen
 
 
 def test_requests_that_the_next_report_does_not_show_reject_no_request() -> None:
@@ -564,11 +564,11 @@ def test_requests_that_the_next_report_does_not_show_reject_no_request() -> None
     assert unseen(made, now=0.5) == 0
     busy(made, 0, 1)
     idle = view(made, now=1.0)
-    assert (idle._num_told, idle._num_unseen) == (256, 256)
+    assert (idle.num_told, idle.num_unseen) == (256, 256)
     assert admit([idle], request(), AdmissionSettings(max_pending=1)) == [idle]
     second.start(now=1.5)  # after the report
 
-    assert (view(made, now=1.5)._num_told, unseen(made, now=1.5)) == (257, 256)
+    assert (view(made, now=1.5).num_told, unseen(made, now=1.5)) == (257, 256)
 
 
 def test_of_what_is_told_a_report_shows_what_it_leaves_beside_ours() -> None:
@@ -600,10 +600,10 @@ def test_what_a_new_link_tells_is_not_counted_beside_the_report_that_has_it() ->
     assert view(made, now=39.0).num_pending == 20
     other = OtherRouter(made, now=39.1)
     other.say(Sums(True, 0, [place(num=15, num_sequences=15)]), now=39.1)
-    assert (view(made, now=39.1).num_pending, view(made, now=39.1)._num_told) == (20, 15)
+    assert (view(made, now=39.1).num_pending, view(made, now=39.1).num_told) == (20, 15)
     other.say(Sums(False, 0, (), [BEGAN, 1, 1, 0, 0]), now=39.1)  # after the report
 
-    assert (view(made, now=39.1).num_pending, view(made, now=39.1)._num_told) == (21, 16)
+    assert (view(made, now=39.1).num_pending, view(made, now=39.1).num_told) == (21, 16)
 
 
 def test_before_the_first_report_and_beyond_it_a_whole_update_takes_nothing_away() -> None:
@@ -613,7 +613,7 @@ def test_before_the_first_report_and_beyond_it_a_whole_update_takes_nothing_away
     busy(made, 1, 7)
     other.say(Sums(True, 0, [place(num=3, num_sequences=3)]), now=8.0)
 
-    assert (view(made, now=8.0)._num_foreign, view(made, now=8.0).num_pending) == (0, 3)
+    assert (view(made, now=8.0).num_foreign, view(made, now=8.0).num_pending) == (0, 3)
 
 
 @pytest.mark.parametrize("num_sequences", [1, 3])
@@ -627,7 +627,7 @@ def test_the_requests_of_a_router_that_is_gone_count_until_a_report_shows_less(
     busy(made, num, *range(40))
     other.leave(now=39.5)
     seen = view(made, now=39.5)
-    assert (seen.num_pending, seen._num_told, seen.pending("a")) == (num, 0, 1)
+    assert (seen.num_pending, seen.num_told, seen.pending("a")) == (num, 0, 1)
     busy(made, num, *range(40, 100))
     assert view(made, now=99.0).num_pending == num
     busy(made, 4, 100)
@@ -644,7 +644,7 @@ def test_a_router_that_is_back_at_once_changes_nothing() -> None:
     other.leave(now=39.2)
     other.tell_whole(now=39.4)
     seen = view(made, now=39.4)
-    assert (seen.num_pending, seen._num_told, seen._num_foreign) == (20, 20, 0)
+    assert (seen.num_pending, seen.num_told, seen.num_foreign) == (20, 20, 0)
     busy(made, 20, 40)
 
     assert view(made, now=40.0).num_pending == 20
@@ -761,14 +761,14 @@ class ToldMachine(RuleBasedStateMachine):
         assert len(self.pool.flights) == len(self.flights)
         for each, peers in zip(views, all_peers, strict=True):
             others = peers.load.foreign
-            assert each.num_pending >= each.num_in_flight + each._num_told
+            assert each.num_pending >= each.num_in_flight + each.num_told
             in_flight = [id for id, n in self.flights.items() if address(n) == each.address]
             assert each.num_in_flight == len(in_flight)
             assert each.pending("a") >= len(in_flight)
             assert each.prompts_done_s <= self.now + MAX_QUEUE_S
-            assert each._num_foreign >= 0
-            assert 0 <= others.num_before <= others.num_told == each._num_told
-            assert each._num_told == sum(place.num_sequences for place in peers.places)
+            assert each.num_foreign >= 0
+            assert 0 <= others.num_before <= others.num_told == each.num_told
+            assert each.num_told == sum(place.num_sequences for place in peers.places)
             assert others.num_requests == sum(place.num for place in peers.places)
             assert 0 <= others.num_since(self.now - 1.0) <= others.num_told
 

@@ -165,8 +165,8 @@ def test_a_report_is_trusted_until_it_expires_and_a_new_one_is_trusted_again() -
     fresh, old = view(made, now=1.0 + EXPIRY_S), view(made, now=1.1 + EXPIRY_S)
     made.record_report(address(1), report(num_running=5), taken_at_s=9.0)
 
-    assert (fresh.is_known, fresh.num_running, fresh._num_foreign) == (True, 3, 3)
-    assert (old.is_known, old.num_running, old._num_foreign) == (False, 0, 0)
+    assert (fresh.is_known, fresh.num_running, fresh.num_foreign) == (True, 3, 3)
+    assert (old.is_known, old.num_running, old.num_foreign) == (False, 0, 0)
     assert (old.reported_at_s, old.max_loras) == (1.0, 4)
     assert (view(made, now=9.0).is_known, view(made, now=9.0).num_running) == (True, 5)
 
@@ -180,8 +180,8 @@ def test_a_report_fills_the_view() -> None:
     )
 
     seen = view(made)
-    assert (seen.num_running, seen.num_waiting, seen._num_deferred) == (2, 1, 1)
-    assert (seen.kv_usage_ratio, seen.max_loras, seen._num_foreign) == (0.25, 8, 3)
+    assert (seen.num_running, seen.num_waiting, seen.num_deferred) == (2, 1, 1)
+    assert (seen.kv_usage_ratio, seen.max_loras, seen.num_foreign) == (0.25, 8, 3)
 
 
 def test_slots_are_configured_where_no_report_says_them() -> None:
@@ -201,9 +201,9 @@ def test_an_endpoint_that_says_that_it_sleeps_is_not_ready_until_it_says_otherwi
     asleep, late = view(made), view(made, now=EXPIRY_S + 1)
     made.record_report(address(1), report(), taken_at_s=9.0)
 
-    assert (asleep.is_ready, asleep._is_asleep, asleep.is_known) == (False, True, True)
-    assert (late.is_ready, late._is_asleep, late.is_known) == (False, True, False)
-    assert (view(made, now=9.0).is_ready, view(made, now=9.0)._is_asleep) == (True, False)
+    assert (asleep.is_ready, asleep.is_asleep, asleep.is_known) == (False, True, True)
+    assert (late.is_ready, late.is_asleep, late.is_known) == (False, True, False)
+    assert (view(made, now=9.0).is_ready, view(made, now=9.0).is_asleep) == (True, False)
 
 
 def test_an_endpoint_whose_engine_is_dead_is_not_ready_until_it_is_alive() -> None:
@@ -213,8 +213,8 @@ def test_an_endpoint_whose_engine_is_dead_is_not_ready_until_it_is_alive() -> No
     dead = view(made, now=2.0)
     assert made.record_health(address(1), is_dead=False, asked_at_s=3.0)
 
-    assert (dead.is_ready, dead._died_at_s) == (False, 2.0)
-    assert (view(made, now=3.0).is_ready, view(made, now=3.0)._died_at_s) == (True, None)
+    assert (dead.is_ready, dead.died_at_s) == (False, 2.0)
+    assert (view(made, now=3.0).is_ready, view(made, now=3.0).died_at_s) == (True, None)
     assert not made.record_health(address(9), is_dead=True, asked_at_s=4.0)
 
 
@@ -243,7 +243,7 @@ def test_a_version_that_mixes_weights_is_told_to_who_loads_adapters_while_it_cou
     mixing, state = view(made), made.pod_state(address(1), now=0.0)
     made.configure(PoolSettings())
 
-    assert (mixing._engine_version, mixing._mixes_weights) == ("0.25.1", True)
+    assert (mixing.engine_version, mixing.mixes_weights) == ("0.25.1", True)
     assert state is not None
     assert "0.25.1" in state.why_no_load
     [allowed] = made.pod_states(now=0.0)
@@ -334,14 +334,14 @@ def test_a_list_that_is_the_same_counts_as_an_answer_unless_it_was_forgotten() -
     assert not made.record_models(where, cards("a"), now=0.0)
     made.record_silence(where)
     made.record_late(where)
-    before = view(made, now=9.0)._is_silent
+    before = view(made, now=9.0).is_silent
     found.append(made.record_same_models(where, now=9.0, asked_at_s=9.0))
     after = view(made, now=9.0)
     made.record_unreachable(where)
     found.append(made.record_same_models(where, now=10.0, asked_at_s=10.0))
 
     assert found == [False, False, True, False]
-    assert (before, after._is_silent, after.registered) == (True, False, frozenset({BASE, "a"}))
+    assert (before, after.is_silent, after.registered) == (True, False, frozenset({BASE, "a"}))
 
 
 def test_models_are_registered_where_they_are_listed_and_known_to_the_pool() -> None:
@@ -491,13 +491,13 @@ def test_that_nobody_is_there_outlives_the_reports_until_a_call_is_answered() ->
         made.record_report(address(1), report(), taken_at_s=0.0)
         made.record_unreachable(address(1))
         made.record_unreachable(address(9))
-        assert view(made, now=0.5)._is_unreachable
-        assert view(made, now=3600.0)._is_unreachable
+        assert view(made, now=0.5).is_unreachable
+        assert view(made, now=3600.0).is_unreachable
         if answer == "report":
             made.record_report(address(1), report(), taken_at_s=3601.0)
         else:
             made.record_models(address(1), cards(), now=3601.0)
-        assert not view(made, now=3601.0)._is_unreachable
+        assert not view(made, now=3601.0).is_unreachable
 
 
 def test_an_endpoint_that_refuses_is_ejected_until_it_answers_a_call_of_ours_made_since() -> None:
@@ -559,14 +559,14 @@ def test_a_retry_says_that_the_endpoint_before_it_broke_and_a_call_tells_whether
     made.flights.finish("y", now=0.1, verdict=Evidence.UNREACHABLE, num_attempts=2)
 
     def gone(now: float) -> list[bool]:
-        return [each._is_gone for each in made.snapshot(now=now).endpoints]
+        return [each.is_gone for each in made.snapshot(now=now).endpoints]
 
     assert gone(0.1) == [True, False, True]
     assert not any(each.is_ejected for each in made.snapshot(now=0.1).endpoints)
     made.record_models(address(1), cards(), now=0.3, asked_at_s=0.2)
     made.record_unreachable(address(3))
     assert gone(0.3) == [False, False, True]
-    assert made.snapshot(now=0.3).endpoints[2]._is_unreachable
+    assert made.snapshot(now=0.3).endpoints[2].is_unreachable
 
 
 def test_a_request_that_ends_after_its_endpoint_left_does_not_eject_the_one_that_came() -> None:
@@ -776,10 +776,10 @@ def test_what_a_report_has_and_we_did_not_send_is_others() -> None:
     made.record_report(address(1), busy("a", "b", num_running=4), taken_at_s=1.0)
 
     seen = view(made, now=1.0)
-    assert (seen.num_pending, seen.num_in_flight, seen._num_foreign) == (1, 1, 3)
+    assert (seen.num_pending, seen.num_in_flight, seen.num_foreign) == (1, 1, 3)
     assert seen.pending_by_adapter == {"a": 1, "b": 1}
-    assert seen._reported_adapters == {"a", "b"}
-    assert view(made, now=99.0)._reported_adapters == frozenset()
+    assert seen.reported_adapters == {"a", "b"}
+    assert view(made, now=99.0).reported_adapters == frozenset()
 
 
 def test_an_adapter_that_others_use_is_active_whatever_we_send() -> None:
@@ -856,7 +856,7 @@ def test_others_that_have_been_there_for_seconds_count_for_the_choice(
             assert view(made, now=second).num_pending == 9
 
     seen = view(made, now=39.0)
-    assert (seen.num_pending, seen._num_foreign) == (9, 2)
+    assert (seen.num_pending, seen.num_foreign) == (9, 2)
 
 
 def test_others_that_leave_count_no_longer_at_once() -> None:
@@ -876,7 +876,7 @@ def test_a_restart_ends_what_others_had_there() -> None:
         )
     made.record_report(address(1), report(num_running=9, process_start_wall_s=2e9), taken_at_s=40.0)
 
-    assert (view(made, now=40.0).num_pending, view(made, now=40.0)._num_foreign) == (0, 9)
+    assert (view(made, now=40.0).num_pending, view(made, now=40.0).num_foreign) == (0, 9)
 
 
 def test_prompts_ahead_are_no_more_than_all_that_is_unfinished() -> None:
@@ -901,7 +901,7 @@ def test_requests_for_the_base_are_no_adapters_of_others() -> None:
     made = pool()
     made.record_report(address(1), busy(num_running=2), taken_at_s=0.0)
 
-    assert (view(made)._num_foreign, view(made).num_active_adapters) == (2, 0)
+    assert (view(made).num_foreign, view(made).num_active_adapters) == (2, 0)
 
 
 def test_others_are_forgotten_with_the_report_that_told_of_them() -> None:
@@ -920,7 +920,7 @@ def test_a_report_of_less_than_we_sent_takes_nothing_away() -> None:
     start(made, "two")
     made.record_report(address(1), busy("b", num_running=1), taken_at_s=0.0)
 
-    assert (view(made).num_pending, view(made)._num_foreign) == (2, 0)
+    assert (view(made).num_pending, view(made).num_foreign) == (2, 0)
     assert view(made).pending_by_adapter == {"a": 2, "b": 1}
 
 
@@ -937,11 +937,11 @@ def test_what_we_dispatch_and_what_is_listed_is_resident() -> None:
 
 def test_loads_into_gpu_slots_are_counted() -> None:
     made = pool(max_loras=1)
-    counted = [view(made)._num_adapter_loads]
+    counted = [view(made).num_adapter_loads]
     for number, adapter in enumerate("aaba"):
         start(made, str(number), adapter, now=float(number))
         made.flights.finish(str(number), now=number + 0.5)
-        counted.append(view(made)._num_adapter_loads)
+        counted.append(view(made).num_adapter_loads)
 
     assert counted == [0, 1, 1, 2, 3]
 
@@ -1087,7 +1087,7 @@ class PoolMachine(RuleBasedStateMachine):
         foreign = others if is_known else 0
         steady = seen.num_pending - len(adapters)  # what others have had there for a while
         assert 0 <= steady <= foreign
-        assert (seen._num_foreign, seen._num_told) == (foreign - steady, 0)
+        assert (seen.num_foreign, seen.num_told) == (foreign - steady, 0)
         shown = report if is_known else LoadReport()
         assert (seen.num_running, seen.num_waiting) == (shown.num_running, shown.num_waiting)
         for adapter in ADAPTERS:
@@ -1127,7 +1127,7 @@ def test_endpoints_are_values() -> None:
 
 
 def owing(pool: Pool, *, now: float = 0.0) -> list[bool]:
-    return [view._is_owing for view in pool.snapshot(now=now).endpoints]
+    return [view.is_owing for view in pool.snapshot(now=now).endpoints]
 
 
 def test_an_endpoint_owes_its_models_until_it_has_told_them_or_kept_silent() -> None:
@@ -1258,7 +1258,7 @@ def test_endpoints_of_a_group_have_its_slots_rank_limit_and_costs() -> None:
 
     seen = made.snapshot(now=0.0).endpoints
     assert [each.max_loras for each in seen] == [2, 16, 8, 8]
-    assert [each._max_lora_rank for each in seen] == [16, 128, 64, 64]
+    assert [each.max_lora_rank for each in seen] == [16, 128, 64, 64]
     assert [each.costs for each in seen] == [SLOW, Costs(), Costs(), Costs()]
 
 
@@ -1291,7 +1291,7 @@ def test_an_endpoint_that_changes_its_group_keeps_its_requests() -> None:
     made.set_endpoints(in_groups("l4"))
 
     seen = view(made, now=9.0)
-    assert (seen.max_loras, seen._max_lora_rank, seen.costs) == (2, 16, SLOW)
+    assert (seen.max_loras, seen.max_lora_rank, seen.costs) == (2, 16, SLOW)
     assert (seen.num_pending, seen.cpu_adapters) == (1, tuple("afe"))
 
 
@@ -1301,15 +1301,15 @@ def test_groups_that_are_configured_later_hold_for_endpoints_that_are_there() ->
     assert view(made).max_loras == 8
 
     made.configure(PoolSettings(report_expiry_s=EXPIRY_S, groups=GROUPS))
-    assert (view(made).max_loras, view(made)._max_lora_rank) == (2, 16)
+    assert (view(made).max_loras, view(made).max_lora_rank) == (2, 16)
 
     made.configure(PoolSettings(report_expiry_s=EXPIRY_S, max_loras=4))
-    assert (view(made).max_loras, view(made)._max_lora_rank) == (4, None)
+    assert (view(made).max_loras, view(made).max_lora_rank) == (4, None)
 
 
 # --- beginnings in KV caches ---------------------------------------------------------------------
 
-BEGUN = request(body_bytes=3000, _prefix_hashes=(7, 8))
+BEGUN = request(body_bytes=3000, prefix_hashes=(7, 8))
 
 
 def begun(*numbers: int, started_s: float | None = 1.0) -> Pool:
@@ -1402,7 +1402,7 @@ def test_a_prompt_that_no_engine_has_run_is_nowhere() -> None:
 
 def test_a_prompt_that_did_not_run_leaves_what_an_earlier_one_has_left() -> None:
     made = begun()
-    longer = replace(BEGUN, _prefix_hashes=(7, 8, 9), cached_bytes={address(1): 2048})
+    longer = replace(BEGUN, prefix_hashes=(7, 8, 9), cached_bytes={address(1): 2048})
     made.flights.start(pick("pick-2", info=longer), now=0.1)
     assert made.prefix_index.find(longer) == {address(1): 3072}
     made.flights.finish("pick-2", now=0.5, has_run=False)

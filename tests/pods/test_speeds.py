@@ -398,7 +398,7 @@ def test_the_seconds_of_loads_are_learned(load_s: float) -> None:
         learned = costs(made, number)
         assert learned.cold_load_s == pytest.approx(load_s, abs=0.01)
         assert learned.cached_load_s == pytest.approx(load_s / 2, abs=0.01)
-        assert learned._known_cold_load_s == learned.cold_load_s
+        assert learned.known_cold_load_s == learned.cold_load_s
 
 
 @given(st.floats(0.02, 2.0), st.floats(0.0, 0.5), st.integers(0, 2**32))
@@ -412,7 +412,7 @@ def test_loads_are_learned_behind_other_requests_by_first_tokens_without_one_the
         hear(made, 1, 100, BASE_S, Load.NONE)
         own_s = load_s * (kind is Load.COLD)
         hear(made, 1, 100, BASE_S + ahead_s + own_s, kind, is_behind=True)
-    known_s = costs(made)._known_cold_load_s
+    known_s = costs(made).known_cold_load_s
 
     assert known_s is None or load_s / 2 < known_s < 2 * load_s
     assert known_s is not None or load_s < 2 * UNSEEN_RATIO * (BASE_S + 2 * wait_s)
@@ -424,7 +424,7 @@ def test_a_load_too_short_to_be_seen_is_unknown_and_as_configured_if_that_may_be
     load(made, 0.002)
     load(made, 0.002, Load.CACHED)
 
-    assert costs(made)._known_cold_load_s is costs(made)._known_cached_load_s is None
+    assert costs(made).known_cold_load_s is costs(made).known_cached_load_s is None
     assert costs(made).cold_load_s == pytest.approx(0.002, abs=0.001)  # 0.1 cannot be true
     assert costs(made).cached_load_s == GIVEN.cached_load_s  # which may be true
 
@@ -435,7 +435,7 @@ def test_a_few_loads_change_nothing() -> None:
     load(made, 9.0, num=4)
 
     assert costs(made).cold_load_s == GIVEN.cold_load_s
-    assert costs(made)._known_cold_load_s is None
+    assert costs(made).known_cold_load_s is None
 
 
 def test_a_quarter_of_loads_may_be_anything() -> None:
@@ -445,7 +445,7 @@ def test_a_quarter_of_loads_may_be_anything() -> None:
     for odd_s in (-1.0, 60.0):
         load(made, odd_s, num=8)
 
-    assert costs(made)._known_cold_load_s == pytest.approx(0.4, abs=0.01)
+    assert costs(made).known_cold_load_s == pytest.approx(0.4, abs=0.01)
 
 
 @pytest.mark.parametrize(("ttft_s", "learned_s"), [(0.0, MIN_LOAD_S), (1e6, MAX_LOAD_S)])
@@ -540,7 +540,7 @@ def test_what_was_cached_of_a_prompt_does_not_count() -> None:
 
 def test_a_body_that_is_longer_than_the_context_tells_nothing_of_text() -> None:
     made = pool()
-    info = request(None, body_bytes=1_000_000, _context_bytes=32_000)
+    info = request(None, body_bytes=1_000_000, context_bytes=32_000)
     made.flights.start(pick("r-1", 1, info=info), now=1.0)
 
     assert [flight.probe for flight in made.flights] == [None]
@@ -578,10 +578,10 @@ def test_adapters_tell_nothing_where_slots_are_unknown() -> None:
 
 def test_a_view_tells_the_mean_time_of_responses_there() -> None:
     made = pool()
-    before = made.snapshot(now=0.0).endpoints[0]._response_s
+    before = made.snapshot(now=0.0).endpoints[0].response_s
     for number in range(2):
         made.flights.start(chosen := pick(f"r-{number}", 1, info=request("a")), now=1.0)
         made.flights.finish(chosen.id, now=3.0, verdict=Evidence.SERVED)
 
     first, second = made.snapshot(now=3.0).endpoints
-    assert (before, first._response_s, second._response_s) == (None, 2.0, None)
+    assert (before, first.response_s, second.response_s) == (None, 2.0, None)

@@ -75,7 +75,7 @@ def test_a_client_that_leaves_is_counted_once_and_not_after_its_result() -> None
 def test_a_route_that_does_not_wait_says_so() -> None:
     scene = Scene(NO_CLAIM)
 
-    assert scene.refuses(Claim(_waits=False)).why == "Requests of its route do not wait: 1 held."
+    assert scene.refuses(Claim(waits=False)).why == "Requests of its route do not wait: 1 held."
     assert scene.ended == {"no_wait": 1}
 
 
@@ -91,7 +91,7 @@ def test_one_that_waited_for_its_adapter_is_not_told_that_pods_are_full() -> Non
 
 
 def test_a_full_route_and_a_full_queue_are_told_apart() -> None:
-    of_route = Claim(route="r", _max_held=1)
+    of_route = Claim(route="r", max_held=1)
     scene = Scene(of_route, max_requests=2)
     by_route = scene.refuses(of_route)
     assert scene.queue.add(ticket(), now=0.0) is None

@@ -61,16 +61,16 @@ def test_what_is_not_held_any_more_takes_no_memory() -> None:
 def test_a_route_is_full_at_its_number_of_requests() -> None:
     occupancy = holding(ticket(), ticket(priority=1), ticket(route="s"))
 
-    assert not occupancy.is_route_full(ticket(_max_held=3))
-    assert occupancy.is_route_full(ticket(_max_held=2))
-    assert not occupancy.is_route_full(ticket(route="s", _max_held=2))
+    assert not occupancy.is_route_full(ticket(max_held=3))
+    assert occupancy.is_route_full(ticket(max_held=2))
+    assert not occupancy.is_route_full(ticket(route="s", max_held=2))
 
 
 def test_a_route_is_full_where_a_request_s_bytes_do_not_fit() -> None:
     occupancy = holding(ticket(10), ticket(10, route="s"))
 
-    assert not occupancy.is_route_full(ticket(5, _max_held_bytes=15))
-    assert occupancy.is_route_full(ticket(6, _max_held_bytes=15))
+    assert not occupancy.is_route_full(ticket(5, max_held_bytes=15))
+    assert occupancy.is_route_full(ticket(6, max_held_bytes=15))
 
 
 def test_a_route_without_bounds_is_never_full() -> None:

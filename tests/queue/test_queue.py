@@ -252,7 +252,7 @@ def test_what_a_tenant_gets_without_waiting_counts_as_well() -> None:
 def test_a_tenant_of_twice_the_weight_gets_twice_as_much() -> None:
     scene = Scene()
     for number in range(20):
-        scene.hold(f"heavy {number}", tenant="heavy", _weight=2.0)
+        scene.hold(f"heavy {number}", tenant="heavy", weight=2.0)
         scene.hold(f"light {number}", tenant="light")
 
     sent = scene.free(15)
@@ -464,7 +464,7 @@ def test_an_order_that_gives_up_nobody_asks_for_no_one_because_it_is_late() -> N
 def test_one_that_does_not_wait_is_refused_instead_of_held() -> None:
     scene = Scene()
 
-    assert reasons(scene.hold("a", _waits=False)) == [(429, Reason.SATURATED)]
+    assert reasons(scene.hold("a", waits=False)) == [(429, Reason.SATURATED)]
 
 
 @pytest.mark.parametrize(
@@ -509,7 +509,7 @@ def test_nobody_makes_way_for_one_that_is_refused_all_the_same() -> None:
     assert scene.held == ["normal", "fits"]
 
 
-@pytest.mark.parametrize("limit", [{"_max_held": 2}, {"_max_held_bytes": 20}])
+@pytest.mark.parametrize("limit", [{"max_held": 2}, {"max_held_bytes": 20}])
 def test_a_route_s_own_bounds_leave_the_others_room(limit: dict[str, Any]) -> None:
     scene = Scene()
     for name in "ab":

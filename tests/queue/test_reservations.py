@@ -21,7 +21,7 @@ from tests.fleets import columns_of
 
 SETTINGS = QueueSettings(slot_hold_s=10.0, slot_turn_s=5.0)
 GREEDY, MODEST = Claim(tenant="greedy"), Claim(tenant="modest")
-SERVED = {GREEDY._flow: 9.0, MODEST._flow: 1.0}
+SERVED = {GREEDY.flow: 9.0, MODEST.flow: 1.0}
 NOW = 100.0
 
 
@@ -40,7 +40,7 @@ def pod(number: int, slots: int | None, *running: str, num: int = 1) -> Endpoint
 
 
 def use(claim: Claim = GREEDY, *, since_s: float = NOW - 1, last_s: float = NOW - 1) -> SlotUse:
-    return SlotUse(since_s, last_s, claim.priority, claim._flow)
+    return SlotUse(since_s, last_s, claim.priority, claim.flow)
 
 
 def kept(settings: QueueSettings = SETTINGS) -> Reservations:
@@ -119,7 +119,7 @@ def test_a_turn_is_three_times_a_response_and_a_load_there(
     costs = Costs(cold_load_s=load_s)
     at_s = NOW - waited_s - 1e-9
     view = endpoint_view(
-        1, max_loras=1, pending_by_adapter={"a": 1}, costs=costs, _response_s=response_s
+        1, max_loras=1, pending_by_adapter={"a": 1}, costs=costs, response_s=response_s
     )
     held = waiting("x", at_s=at_s)
     made.add(held, "x", [(view, {"a": use(MODEST, since_s=at_s)})], now=NOW)

@@ -65,7 +65,7 @@ class Team:
         self.queues[router].freed(self.now)
         self.queues[router].offer(look, now=self.now)
         for info in sent:
-            share = info.claim._flow, info.claim.priority, tokens_of(info)
+            share = info.claim.flow, info.claim.priority, tokens_of(info)
             key = router, info.claim.tenant
             self.got[key] = self.got.get(key, 0.0) + share[2]
             self.under_way.append((1 - router, share))
@@ -136,21 +136,21 @@ def test_those_that_name_no_tenant_are_one() -> None:
     for route in ("", "a", "b"):
         plan.charge(request(claim=Claim(route=route)))
 
-    assert plan.served(0, Claim()._flow) == 3 * cost(0, EXPECTED_OUTPUT_TOKENS)
+    assert plan.served(0, Claim().flow) == 3 * cost(0, EXPECTED_OUTPUT_TOKENS)
 
 
 def test_a_tenant_s_turns_are_the_same_on_all_routes_but_those_with_a_share_of_their_own() -> None:
     plan, tenant = QueuePlan(QueueSettings()), Claim(tenant="t")
-    own = Claim(route="c", tenant="t", _weight=2.0, _has_own_turns=True)
+    own = Claim(route="c", tenant="t", weight=2.0, has_own_turns=True)
     for claim in (tenant, Claim(route="a", tenant="t"), Claim(route="b", tenant="t"), own):
         plan.charge(request(claim=claim))
 
-    assert plan.served(0, tenant._flow) == 3 * cost(0, EXPECTED_OUTPUT_TOKENS)
-    assert plan.served(0, own._flow) == cost(0, EXPECTED_OUTPUT_TOKENS) / 2
+    assert plan.served(0, tenant.flow) == 3 * cost(0, EXPECTED_OUTPUT_TOKENS)
+    assert plan.served(0, own.flow) == cost(0, EXPECTED_OUTPUT_TOKENS) / 2
 
 
 def test_a_share_is_what_the_request_is_charged_here() -> None:
-    claim = Claim(route="r", tenant="t", priority=3, _weight=2.0)
+    claim = Claim(route="r", tenant="t", priority=3, weight=2.0)
     info, plan = (
         request(body_bytes=int(100 * BYTES_PER_TOKEN), claim=claim),
         QueuePlan(QueueSettings()),
@@ -163,7 +163,7 @@ def test_a_share_is_what_the_request_is_charged_here() -> None:
 
 @pytest.mark.parametrize("num_tokens", [0, 1000])
 def test_at_its_end_a_request_has_been_charged_for_the_output_that_it_had(num_tokens: int) -> None:
-    claim = Claim(route="r", tenant="t", priority=3, _weight=2.0)
+    claim = Claim(route="r", tenant="t", priority=3, weight=2.0)
     info, plan = (
         request(body_bytes=int(100 * BYTES_PER_TOKEN), claim=claim),
         QueuePlan(QueueSettings()),
@@ -202,10 +202,10 @@ def test_no_end_of_a_request_makes_its_tenant_s_next_ones_come_sooner(
         plan.hold(Ticket(request(claim=Claim(tenant=tenant)), lambda: None, inf))
     for tenant, num, output_tokens in ends:
         info = request(body_bytes=4, num_sequences=num, claim=Claim(tenant=tenant))
-        before = plan.served(0, info.claim._flow)
+        before = plan.served(0, info.claim.flow)
         plan.charge(info)
         plan.settle(info, output_tokens)
-        assert plan.served(0, info.claim._flow) > before
+        assert plan.served(0, info.claim.flow) > before
 
 
 def test_a_request_of_several_sequences_counts_as_so_many_requests() -> None:
@@ -216,5 +216,5 @@ def test_a_request_of_several_sequences_counts_as_so_many_requests() -> None:
         plan = QueuePlan(QueueSettings())
         plan.charge(info)
         plan.settle(info, 1_000.0 * info.num_sequences)
-        got.append(plan.served(0, info.claim._flow))
+        got.append(plan.served(0, info.claim.flow))
     assert got[0] == pytest.approx(30 * got[1])

@@ -48,7 +48,7 @@ def test_every_control_header_is_taken(spelling: ext_proc.Spelling) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_control_headers_that_came_are_removed_and_no_others(command: Any) -> None:
-    hints = Hints("o", _header_names=("x-llm-d-inference-objective", "x-slo-ttft-ms"))
+    hints = Hints("o", header_names=("x-llm-d-inference-objective", "x-slo-ttft-ms"))
     asked = pick("id-7", info=request(hints=hints))
 
     with_hints, without = CODEC.encode(command(asked)), CODEC.encode(command(pick("id-7")))

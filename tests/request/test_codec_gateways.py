@@ -104,7 +104,7 @@ def status_of(call: FakeCall) -> int:
 
 @each_gateway
 def test_a_control_header_counts_and_is_removed(gateway: Gateway) -> None:
-    hints = Hints("batch", _header_names=(OBJECTIVE,))
+    hints = Hints("batch", header_names=(OBJECTIVE,))
     router = FakeRouter(pick(info=request(hints=hints)))
     call = asked(router, gateway, extra={OBJECTIVE: "batch"})
     [routed] = [each for each in call.sent if ext_proc.destination(each)]

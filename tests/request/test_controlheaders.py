@@ -23,7 +23,7 @@ NAMES = {
     "objective": ("x-llm-d-inference-objective", "x-gateway-inference-objective"),
     "fairness_id": ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id"),
 }
-MODELS = {"_model_rewrite": ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")}
+MODELS = {"model_rewrite": ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")}
 NUMBERS = {
     "slo_ttft_ms": ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"),
     "slo_tpot_ms": ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"),
@@ -101,7 +101,7 @@ def test_where_one_name_is_trusted_the_other_says_nothing(
     for counts, ignored in ((name, older), (older, name)):
         found = read_hints({counts: "250", ignored: "7"}, (counts,))
         assert float(getattr(found, field)) == 250
-        assert set(found._header_names) == {name, older}
+        assert set(found.header_names) == {name, older}
         assert getattr(read_hints({ignored: "7"}, (counts,)), field) in ("", None)
 
 
@@ -111,7 +111,7 @@ def test_an_empty_header_is_none_and_is_removed_all_the_same(
 ) -> None:
     found = read_hints({name: " "})
 
-    assert found == Hints(_header_names=(name,))
+    assert found == Hints(header_names=(name,))
     assert getattr(found, field) in ("", None)
 
 
@@ -120,13 +120,13 @@ def test_an_empty_header_is_none_and_is_removed_all_the_same(
 def test_a_control_header_that_nothing_here_reads_is_removed_whatever_it_says(
     name: str, value: str
 ) -> None:
-    assert read_hints({name: value}) == Hints(_header_names=(name,))
+    assert read_hints({name: value}) == Hints(header_names=(name,))
 
 
 def test_control_headers_of_all_kinds_are_removed_together() -> None:
     headers = dict.fromkeys(CONTROL_HEADERS, "1")
 
-    assert set(read_hints(headers)._header_names) == CONTROL_HEADERS
+    assert set(read_hints(headers).header_names) == CONTROL_HEADERS
     assert "x-llm-d-inference-ttl" in CONTROL_HEADERS
 
 
@@ -196,7 +196,7 @@ def test_a_name_longer_than_any_object_s_is_refused(name: str) -> None:
     assert caught.value.rejection.param == name
 
 
-@pytest.mark.parametrize("name", MODELS["_model_rewrite"])
+@pytest.mark.parametrize("name", MODELS["model_rewrite"])
 @pytest.mark.parametrize("value", ["a\tb", "\xe9", "x" * 257])
 def test_a_name_that_no_model_can_have_is_refused(name: str, value: str) -> None:
     with pytest.raises(RequestError) as caught:
@@ -208,7 +208,7 @@ def test_a_name_that_no_model_can_have_is_refused(name: str, value: str) -> None
 @given(st.dictionaries(st.sampled_from(sorted(CONTROL_HEADERS)), st.text(max_size=300)))
 def test_whatever_they_say_they_are_refused_or_all_named(headers: dict[str, str]) -> None:
     with suppress(RequestError):
-        assert set(read_hints(headers)._header_names) == set(headers)
+        assert set(read_hints(headers).header_names) == set(headers)
 
 
 # --- trust -----------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def test_whatever_they_say_they_are_refused_or_all_named(headers: dict[str, str]
 def test_headers_that_are_not_trusted_say_nothing_and_are_not_even_checked(
     headers: dict[str, str],
 ) -> None:
-    assert read_hints(headers, ()) == Hints(_header_names=tuple(sorted(headers)))
+    assert read_hints(headers, ()) == Hints(header_names=tuple(sorted(headers)))
 
 
 @pytest.mark.parametrize(
@@ -227,11 +227,11 @@ def test_headers_that_are_not_trusted_say_nothing_and_are_not_even_checked(
         ("objective", {"objective"}),
         ("fairness_id", {"fairness_id"}),
         ("slo", {"slo_ttft_ms", "slo_tpot_ms"}),
-        ("model_rewrite", {"_model_rewrite"}),
+        ("model_rewrite", {"model_rewrite"}),
     ],
 )
 def test_each_kind_of_header_is_trusted_by_itself(trusted: str, fields: set[str]) -> None:
     found = read_hints(dict.fromkeys(HINT_HEADERS, "7"), (trusted,))
 
     said = {name for name in Hints.__struct_fields__ if getattr(found, name) not in ("", None)}
-    assert said == fields | {"_header_names"}
+    assert said == fields | {"header_names"}

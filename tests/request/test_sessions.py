@@ -52,7 +52,7 @@ def asked(
 def source_of(
     data: bytes = b'{"model":"a"}', headers: dict[str, str] | None = None, **how: Any
 ) -> str:
-    return asked(headers=headers, data=data, **how)._session_source
+    return asked(headers=headers, data=data, **how).session_source
 
 
 @pytest.mark.parametrize("how", [{}, STREAMED, FULL_DUPLEX])
@@ -68,7 +68,7 @@ def test_the_first_source_in_the_operators_order_that_a_request_has_names_its_se
             members |= HAVING[source][1]
         request = asked(SessionSources(*order), headers, body(prompt=prompt, **members), **how)
 
-        assert request._session_source == order[num]
+        assert request.session_source == order[num]
         assert len(request.session or "") == 32
 
 
@@ -76,7 +76,7 @@ def test_the_first_source_in_the_operators_order_that_a_request_has_names_its_se
 def test_without_any_source_there_is_no_session(prompt: str) -> None:
     request = asked(headers={"x-request-id": "r"}, data=body(prompt=prompt))
 
-    assert (request.session, request._session_source) == NO_SESSION
+    assert (request.session, request.session_source) == NO_SESSION
     assert source_of(headers={"cookie": "x=1"}) == source_of(headers={"x-session": ""}) == ""
 
 
@@ -129,7 +129,7 @@ def test_every_field_is_read_wherever_many_prompts_may_be(how: dict[str, Any]) -
         **how,
     )
 
-    assert (request.num_sequences, request._session_source) == (4, "body:user")
+    assert (request.num_sequences, request.session_source) == (4, "body:user")
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_headers_that_are_not_asked_for_are_not_read() -> None:
 def test_a_source_that_is_listed_twice_counts_once() -> None:
     sources = SessionSources("body:user", "body:user")
 
-    assert asked(sources, data=body(user="u"))._session_source == "body:user"
+    assert asked(sources, data=body(user="u")).session_source == "body:user"
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def of_response(data: bytes, num_bytes: int = 1 << 30, **how: Any) -> Exchange:
 def test_a_field_that_names_the_session_allows_a_stored_response(how: dict[str, Any]) -> None:
     data = body(previous_response_id="r", user="u")
 
-    assert of_response(data, **how).router.routed[0]._session_source == "body:user"
+    assert of_response(data, **how).router.routed[0].session_source == "body:user"
     assert not of_response(body(previous_response_id="r", user=7), **how).router.routed
 
 
@@ -231,7 +231,7 @@ def test_a_session_that_is_named_behind_what_decided_has_no_say() -> None:
     early: dict[str, Any] = {"early_decision_bytes": 100, **STREAMED}
     late = of_response(begins + b'"user":"u"}', len(begins), **early)
     [request] = late.router.routed
-    assert (request.session, request._is_whole) == (None, False)
+    assert (request.session, request.is_whole) == (None, False)
 
     stored = begin(sessions=SOURCES, early_decision_bytes=100)
     stored.tell(request_headers(path="/v1/responses", **STREAMED))
@@ -246,7 +246,7 @@ def test_a_session_that_is_named_before_what_decided_counts_for_the_rest() -> No
     early: dict[str, Any] = {"early_decision_bytes": 100, **STREAMED}
     exchange = of_response(begins + b'"previous_response_id":"r"}', len(begins), **early)
 
-    assert exchange.router.routed[0]._session_source == "body:user"
+    assert exchange.router.routed[0].session_source == "body:user"
     assert exchange.stream.pick == PICK
 
 
@@ -256,4 +256,4 @@ def test_a_reference_before_the_model_is_judged_once_the_model_decides() -> None
     exchange.tell(m.BodyChunk(b'{"previous_response_id":"r",', False))
     exchange.tell(m.BodyChunk(b'"user":"u","model":"a"}', True))
 
-    assert exchange.router.routed[0]._session_source == "body:user"
+    assert exchange.router.routed[0].session_source == "body:user"

@@ -176,4 +176,4 @@ def test_headers_that_steer_are_removed_unless_they_are_passed_through(passes: b
     exchange.tell(m.BodyChunk(LEFT, True))
 
     [request] = exchange.router.routed
-    assert set(request.hints._header_names) == (set() if passes else HEADERS)
+    assert set(request.hints.header_names) == (set() if passes else HEADERS)

@@ -123,7 +123,7 @@ def test_a_policy_is_told_whether_all_of_a_body_was_seen(
     headers = request_headers(body_mode=mode, sends_body_early=mode is BodyMode.STREAMED)
     exchange.tell(headers, m.BodyChunk(BODY if is_whole else BODY[:-5], end_of_stream))
 
-    assert [each._is_whole for each in exchange.router.routed] == [is_whole]
+    assert [each.is_whole for each in exchange.router.routed] == [is_whole]
 
 
 def test_a_buffered_part_that_ends_before_the_model_is_too_large() -> None:
@@ -1059,7 +1059,7 @@ def hashes_of(
     exchange.router.uses_cached_bytes = wanted
     exchange.tell(request_headers(path=path, **mode), m.BodyChunk(body(**fields), True))
     [asked] = exchange.router.routed
-    return asked._prefix_hashes
+    return asked.prefix_hashes
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
@@ -1119,7 +1119,7 @@ def test_a_streamed_body_has_hashes_wherever_it_is_cut(num_braces: int, num_hash
     exchange.tell(request_headers(**STREAMED), *(m.BodyChunk(each, False) for each in chunks))
 
     [asked] = exchange.router.routed
-    assert len(asked._prefix_hashes) == num_hashes
+    assert len(asked.prefix_hashes) == num_hashes
 
 
 def test_a_held_request_keeps_nothing_of_its_prompt() -> None:

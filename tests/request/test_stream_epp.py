@@ -39,7 +39,7 @@ def test_hints_are_kept_on_the_request_in_every_body_mode(mode: BodyMode) -> Non
     exchange.tell(event, m.BodyChunk(body(), True))
 
     [routed] = exchange.router.routed
-    assert routed.hints == Hints("batch", slo_ttft_ms=200.0, _header_names=(OBJECTIVE, TTFT))
+    assert routed.hints == Hints("batch", slo_ttft_ms=200.0, header_names=(OBJECTIVE, TTFT))
 
 
 def test_a_hint_that_cannot_be_used_is_refused_before_the_body_comes() -> None:
@@ -73,7 +73,7 @@ def test_a_hint_that_is_not_trusted_is_kept_from_the_endpoint_and_says_nothing()
     exchange.tell(request_headers(headers={TTFT: "soon"}), m.BodyChunk(body(), True))
 
     [routed] = exchange.router.routed
-    assert routed.hints == Hints(_header_names=(TTFT,))
+    assert routed.hints == Hints(header_names=(TTFT,))
 
 
 # --- subsets ---------------------------------------------------------------------------------

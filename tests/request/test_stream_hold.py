@@ -92,15 +92,6 @@ def test_a_request_that_is_held_and_then_refused_gets_the_error() -> None:
     assert end == m.EndStream()
 
 
-def test_a_client_that_leaves_while_held_is_forgotten() -> None:
-    exchange, _commands = held(BodyMode.BUFFERED)
-    exchange.tell(m.StreamEnded())
-
-    assert settle(exchange) == []
-    assert exchange.stream.pick is None
-    assert len(exchange.router.routed) == 1
-
-
 def test_a_held_duplex_request_has_no_timer_and_keeps_its_body() -> None:
     exchange, commands = held(BodyMode.FULL_DUPLEX_STREAMED)
 

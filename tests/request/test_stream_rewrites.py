@@ -23,7 +23,7 @@ BODY, CHANGED = body("alias"), body("a")
 LENGTH = {"content-length": str(len(BODY))}
 DUPLEX = BodyMode.FULL_DUPLEX_STREAMED
 REWRITE = {"x-llm-d-model-name-rewrite": "a"}
-ROUTED = pick(info=RequestInfo("a", _written="alias"))
+ROUTED = pick(info=RequestInfo("a", written="alias"))
 
 
 TARGETS = {"alias": "a", "": "all"}
@@ -71,7 +71,7 @@ def test_a_drawn_target_is_known_by_its_number_and_a_refusal_counts_for_it(
     exchange = Exchange(router, router.stream())
     exchange.tell(request_headers(), m.BodyChunk(BODY, True), m.Wakeup())
 
-    assert [each._drawn for each in router.routed] == [7]
+    assert [each.drawn_target for each in router.routed] == [7]
     assert router.refused == ([7] if isinstance(result, Rejection) else [])
 
 
@@ -103,7 +103,7 @@ def test_the_router_is_told_both_names() -> None:
     exchange.tell(request_headers(), m.BodyChunk(BODY, True))
 
     [asked] = exchange.router.routed
-    assert (asked.model, asked._written, asked._client_model) == ("a", "alias", "alias")
+    assert (asked.model, asked.written, asked.client_model) == ("a", "alias", "alias")
 
 
 def test_a_model_without_another_name_goes_on_as_it_is() -> None:
@@ -112,7 +112,7 @@ def test_a_model_without_another_name_goes_on_as_it_is() -> None:
 
     assert exchange.tell(m.BodyChunk(body("b"), True)) == [m.ContinueBody(PICK), m.EndStream()]
     [asked] = exchange.router.routed
-    assert (asked.model, asked._written, asked._client_model) == ("b", "", "b")
+    assert (asked.model, asked.written, asked.client_model) == ("b", "", "b")
 
 
 def test_a_full_duplex_body_without_another_name_is_echoed() -> None:
@@ -131,7 +131,7 @@ def test_a_body_without_a_model_gets_one_where_a_rule_has_one_for_it() -> None:
     exchange.tell(request_headers(), m.BodyChunk(b'{"prompt":"p"}', True))
     [asked] = exchange.router.routed
 
-    assert (asked.model, asked._client_model) == ("all", "all")
+    assert (asked.model, asked.client_model) == ("all", "all")
 
 
 @pytest.mark.parametrize("data", [b'{"prompt":"p"}', b'{"model":null}', b'{"model":""}'])

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.rejections import NOT_REWRITABLE, RENAMED
 from extproc.request import messages as m
 from extproc.request.interfaces import StreamSettings
 from extproc.request.messages import BodyMode
-from extproc.types import Pick, Rejection, RequestInfo
+from extproc.types import Pick, RequestInfo
 from tests.builders import body, pick, request_headers
 from tests.request.fakerouter import Exchange, FakeRouter
 
@@ -17,7 +16,7 @@ BODY, SECOND = body("sql"), body("sql@2")
 
 def picked(served: str) -> Pick:
     written = "" if served == "sql" else "sql"
-    return pick(info=RequestInfo(served, served, _written=written))
+    return pick(info=RequestInfo(served, served, written=written))
 
 
 def begin(result: Pick, *declared: str) -> Exchange:
@@ -55,21 +54,21 @@ BUFFERED, STREAMED = BodyMode.BUFFERED, BodyMode.STREAMED
 @pytest.mark.parametrize(
     ("mode", "is_whole", "declared", "fixed"),
     [
-        (BUFFERED, True, ["sql"], None),
-        (BodyMode.FULL_DUPLEX_STREAMED, True, ["sql"], None),
-        (BodyMode.BUFFERED_PARTIAL, True, ["sql"], None),
-        (BodyMode.BUFFERED_PARTIAL, False, ["sql"], NOT_REWRITABLE),
-        (STREAMED, True, ["sql"], NOT_REWRITABLE),
-        (STREAMED, True, ["other"], NOT_REWRITABLE),
-        (BUFFERED, True, ["other"], RENAMED),
-        (BUFFERED, True, [], RENAMED),
+        (BUFFERED, True, ["sql"], ""),
+        (BodyMode.FULL_DUPLEX_STREAMED, True, ["sql"], ""),
+        (BodyMode.BUFFERED_PARTIAL, True, ["sql"], ""),
+        (BodyMode.BUFFERED_PARTIAL, False, ["sql"], "gateway"),
+        (STREAMED, True, ["sql"], "gateway"),
+        (STREAMED, True, ["other"], "gateway"),
+        (BUFFERED, True, ["other"], "held"),
+        (BUFFERED, True, [], "held"),
     ],
 )
 def test_the_router_is_told_whether_the_body_can_go_on_with_another_name(
-    mode: BodyMode, is_whole: bool, declared: list[str], fixed: Rejection | None
+    mode: BodyMode, is_whole: bool, declared: list[str], fixed: str
 ) -> None:
     exchange = begin(picked("sql"), *declared)
     headers = request_headers(body_mode=mode, sends_body_early=True)
     exchange.tell(headers, m.BodyChunk(BODY, is_whole))
     [asked] = exchange.router.routed
-    assert (asked.model, asked._fixed) == ("sql", fixed)
+    assert (asked.model, asked.fixed) == ("sql", fixed)

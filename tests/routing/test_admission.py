@@ -33,7 +33,7 @@ def test_a_cap_leaves_exactly_the_endpoints_below_it_or_sheds(snapshot: Snapshot
         assert (admitted.retry_after_s, admitted.model) == (3, "a")
 
 
-@pytest.mark.parametrize("known", [{"num_pending": 2, "_num_told": 2}, {"_num_foreign": 2}])
+@pytest.mark.parametrize("known", [{"num_pending": 2, "num_told": 2}, {"num_foreign": 2}])
 def test_requests_of_others_count_against_the_cap(known: dict[str, int]) -> None:
     busy = endpoint_view(**known)
 
@@ -42,7 +42,7 @@ def test_requests_of_others_count_against_the_cap(known: dict[str, int]) -> None
 
 
 def test_told_requests_that_the_report_does_not_show_leave_room() -> None:
-    told = endpoint_view(num_pending=5, _num_told=4, _num_unseen=3)
+    told = endpoint_view(num_pending=5, num_told=4, num_unseen=3)
 
     assert admit([told], request(), AdmissionSettings(3)) == [told]
     assert isinstance(admit([told], request(), AdmissionSettings(2)), Rejection)
@@ -90,7 +90,7 @@ def test_an_endpoint_that_has_not_reported_is_not_known_to_be_loaded() -> None:
 # --- ranks -----------------------------------------------------------------------------------
 
 RANKED = AdmissionSettings(ranks=Ranks({"a": 32}))
-SMALL, EXACT = endpoint_view(1, _max_lora_rank=16), endpoint_view(2, _max_lora_rank=32)
+SMALL, EXACT = endpoint_view(1, max_lora_rank=16), endpoint_view(2, max_lora_rank=32)
 UNLIMITED = endpoint_view(3)
 
 
@@ -104,7 +104,7 @@ def test_what_has_no_known_rank_goes_everywhere(model: str | None) -> None:
 
 
 def test_an_adapter_that_fits_nowhere_is_refused_with_its_rank_and_the_limit() -> None:
-    refused = fitting([SMALL, endpoint_view(4, _max_lora_rank=8)], request("a"), RANKED)
+    refused = fitting([SMALL, endpoint_view(4, max_lora_rank=8)], request("a"), RANKED)
 
     assert isinstance(refused, Rejection)
     assert (refused.status, refused.reason) == (503, Reason.RANK_TOO_HIGH)

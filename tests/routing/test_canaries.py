@@ -27,7 +27,7 @@ def ended(
     is_logged: bool = True,
 ) -> Ended:
     """How a request for a target ended, by the access log or by its stream."""
-    request = RequestInfo(drawn.model, _written="sql", _drawn=drawn.number)
+    request = RequestInfo(drawn.model, written="sql", drawn_target=drawn.number)
     pick = Pick("1", request, ("10.0.0.1:8000",), "p", "r", held_for=held_for)
     completion = Completion(
         *("1", "", pick.address, status, outcome, True, 0.1, 0.2, 1, 0.0, "", 0.1),

@@ -26,8 +26,8 @@ from extproc.queue import Ticket
 from extproc.rejections import NOT_REWRITABLE, RENAMED
 from extproc.routing.admission import AdmissionSettings
 from extproc.routing.catalog import Catalog, CatalogSettings, Undeclared
+from extproc.routing.conflicts import Offer, ResponseModel
 from extproc.routing.modelroutes import ModelRoute
-from extproc.routing.precedence import Offer, ResponseModel
 from extproc.types import Hints, ModelCard, Pick, Reason, Rejection, RequestInfo, Wait
 from tests.builders import BASE, address, base_card, endpoint, report, request, routing
 from tests.otherrouters import OtherRouter
@@ -358,7 +358,7 @@ def test_pods_read_the_version_that_serves_and_the_client_its_own_name() -> None
 
     found: RequestInfo = scene.picked("sql").request
 
-    assert (found.model, found.adapter, found._client_model) == ("sql@2", "sql@2", "sql")
+    assert (found.model, found.adapter, found.client_model) == ("sql@2", "sql@2", "sql")
     assert scene.router.pool.snapshot(now=scene.now).endpoints[0].pending("sql@2") == 1
 
 
@@ -467,7 +467,7 @@ def test_prompts_that_one_version_has_cached_are_not_those_of_another() -> None:
     hashes = prefix_hashes("sql", bytes(2048))
 
     def cached() -> dict[str, int]:
-        result = routed(scene.ask("sql", _prefix_hashes=hashes))
+        result = routed(scene.ask("sql", prefix_hashes=hashes))
         return dict(result.request.cached_bytes)
 
     assert [cached(), cached()] == [{}, {address(1): 2048}]
@@ -599,7 +599,7 @@ def test_a_fallback_serves_where_nothing_else_is_left(
 
     assert isinstance(result, Pick)
     assert (result.request.model, result.request.adapter) == found
-    assert result.request._client_model == "sql"
+    assert result.request.client_model == "sql"
 
 
 def test_a_held_request_gets_the_first_version_that_its_adapter_gets() -> None:
@@ -612,24 +612,24 @@ def test_a_held_request_gets_the_first_version_that_its_adapter_gets() -> None:
     scene.offer()
 
     result = routed(scene.router.resume(held, now=scene.now))
-    assert (result.request.model, result.request._client_model) == ("sql@2", "sql")
+    assert (result.request.model, result.request.client_model) == ("sql@2", "sql")
 
 
-@pytest.mark.parametrize("fixed", [RENAMED, NOT_REWRITABLE])
+@pytest.mark.parametrize(("fixed", "error"), [("held", RENAMED), ("gateway", NOT_REWRITABLE)])
 def test_a_body_that_cannot_be_rewritten_goes_to_no_pod_that_knows_another_name(
-    fixed: Rejection,
+    fixed: str, error: Rejection
 ) -> None:
     scene = Scene(Declaration("sql", "/adapters/sql-2", "2"), Declaration("b", "/adapters/b"))
     scene.lists(1, ("sql@2", "/adapters/sql-2"), ("b", "/adapters/b"))
     scene.tick()
-    assert scene.ask("sql", _fixed=fixed) is fixed
-    assert isinstance(scene.ask("b", _fixed=fixed), Pick)
+    assert scene.ask("sql", fixed=fixed) is error
+    assert isinstance(scene.ask("b", fixed=fixed), Pick)
 
 
 def test_a_body_that_cannot_be_rewritten_gets_no_fallback_but_the_reason() -> None:
     scene = Scene(Offer(SQL, fallback=BASE), cold_wait_s=0.0)
     assert isinstance(scene.ask("sql"), Pick)
-    result = scene.ask("sql", _fixed=NOT_REWRITABLE)
+    result = scene.ask("sql", fixed="gateway")
     assert refused(result) == (503, Reason.ADAPTER_UNAVAILABLE)
 
 
@@ -739,7 +739,7 @@ def test_an_offer_says_which_name_its_responses_show(
     scene = Scene(Offer(SQL, response_model=response_model))
     scene.lists(1, ("sql", "/adapters/sql"))
     scene.tick()
-    assert scene.picked("sql").request._restores is restores
+    assert scene.picked("sql").request.restores_model is restores
 
 
 @pytest.mark.parametrize(("version", "served"), [("", "sql"), ("1", "sql@1")])

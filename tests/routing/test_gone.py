@@ -10,7 +10,7 @@ from extproc.learned.ejections import OutlierSettings
 from extproc.learned.evidence import Evidence
 from extproc.phrases import FOR_ADAPTER, FOR_POD
 from extproc.queue import HoldEnd, QueueSettings, Ticket
-from extproc.routing.precedence import Offer
+from extproc.routing.conflicts import Offer
 from extproc.routing.router import Router
 from extproc.tenancy import Claim
 from extproc.types import Pick, Reason, Rejection, RequestInfo, Wait
@@ -95,7 +95,7 @@ def test_after_its_patience_a_request_is_sent_to_who_was_gone_or_gets_503() -> N
     """What is known may be wrong, as where the network lets no call of ours through."""
     made = router(1)
     lose(made, 1)
-    first, second = (held(made, claim=Claim(_max_wait_s=wait_s)) for wait_s in (2.0, 3.0))
+    first, second = (held(made, claim=Claim(max_wait_s=wait_s)) for wait_s in (2.0, 3.0))
     made.queue.schedule._rests_until_s = 99.0
 
     assert first.give_up_s == 3.0
@@ -133,7 +133,7 @@ def test_a_declared_adapter_whose_pod_is_gone_is_waited_for_as_long_as_may_be() 
 
 
 def test_a_request_that_must_not_wait_is_answered_at_once() -> None:
-    made, now = router(1), Claim(_waits=False)
+    made, now = router(1), Claim(waits=False)
     lose(made, 1)
     assert routed(made.route(asked(claim=now), now=1.0)).address == address(1)
     made.pool.set_endpoints([])

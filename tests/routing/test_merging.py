@@ -8,8 +8,8 @@ from extproc.adapters.declared import AliasTarget, Declaration, DeclarationError
 from extproc.config import Config
 from extproc.config.configfile import check_sections
 from extproc.config.configured import configured_adapters
+from extproc.routing.conflicts import Merged
 from extproc.routing.merging import Declaring
-from extproc.routing.precedence import Merged
 
 
 def declaring_of(config: Config, seen: list[Merged]) -> Declaring:

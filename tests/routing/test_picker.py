@@ -63,7 +63,7 @@ def allowed(snapshot: Snapshot, request: RequestInfo) -> list[EndpointView]:
 
 def resort(number: int, **fields: Any) -> EndpointView:
     """An endpoint that serves while it terminates."""
-    return endpoint_view(number, is_ready=False, _is_last_resort=True, **fields)
+    return endpoint_view(number, is_ready=False, is_last_resort=True, **fields)
 
 
 RESORT_PICKERS = pytest.mark.parametrize("policy", sorted(BUILT_IN))
@@ -88,7 +88,7 @@ def test_a_ready_endpoint_goes_first(policy: str) -> None:
     assert routed(found).endpoints[0] == address(1)
 
 
-@pytest.mark.parametrize("flaw", ["_is_unreachable", "_is_gone"])
+@pytest.mark.parametrize("flaw", ["is_unreachable", "is_gone"])
 def test_a_last_resort_goes_before_an_endpoint_that_nobody_can_connect_to(flaw: str) -> None:
     dead = endpoint_view(1, **{flaw: True})
     found = pick_of(picker(), snapshot(dead, resort(2)), request("a"), max_hold_s=9.0)
@@ -142,9 +142,9 @@ def test_only_ready_registered_allowed_endpoints_are_picked_and_those_that_answe
     where all are; of those, one that is silent only where all are.
     """
     best = may = allowed(snapshot, request)
-    best = [view for view in best if not view._is_unreachable] or best
+    best = [view for view in best if not view.is_unreachable] or best
     best = [view for view in best if not view.is_ejected] or best
-    best = [view for view in best if not view._is_silent] or best
+    best = [view for view in best if not view.is_silent] or best
     assert bool(best) is bool(may)
 
     result = pick_of(picker(policy, seed=seed, num_fallbacks=num_fallbacks), snapshot, request)
@@ -427,7 +427,7 @@ FULL = endpoint_view(1, pending_by_adapter={"b": 9}, max_loras=1)
 
 
 def test_where_the_policy_weighs_what_is_cached_a_session_is_no_reason_of_its_own() -> None:
-    made, asked = picker(LeastHarm()), request("a", session="s", _prefix_hashes=(7,))
+    made, asked = picker(LeastHarm()), request("a", session="s", prefix_hashes=(7,))
     pick_of(made, snapshot(endpoint_view(1)), asked)
     again = routed(pick_of(made, snapshot(FULL, endpoint_view(2)), asked))
 
@@ -440,7 +440,7 @@ def test_a_session_stays_where_nobody_knows_what_its_prompts_have_in_common(num_
     made, asked = picker(LeastHarm()), request("a", session="s", body_bytes=num_bytes)
     pick_of(made, snapshot(endpoint_view(1)), asked)
     again = routed(pick_of(made, snapshot(FULL, endpoint_view(2)), asked))
-    pick_of(made, snapshot(FULL, endpoint_view(2)), replace(asked, _prefix_hashes=(7,)))
+    pick_of(made, snapshot(FULL, endpoint_view(2)), replace(asked, prefix_hashes=(7,)))
     moved = routed(pick_of(made, snapshot(endpoint_view(1), endpoint_view(2)), asked))
 
     assert (again.address, again.reason) == (address(1), "session")
@@ -450,7 +450,7 @@ def test_a_session_stays_where_nobody_knows_what_its_prompts_have_in_common(num_
 def test_stored_responses_do_not_follow_a_conversation_that_moves() -> None:
     made, asked = picker(LeastHarm()), request("a", session="s", path=RESPONSES_PATH)
     pick_of(made, snapshot(endpoint_view(1)), asked)
-    pick_of(made, snapshot(endpoint_view(2)), request("a", session="s", _prefix_hashes=(7,)))
+    pick_of(made, snapshot(endpoint_view(2)), request("a", session="s", prefix_hashes=(7,)))
     again = routed(pick_of(made, snapshot(FULL, endpoint_view(2)), asked))
 
     assert (again.address, again.reason) == (address(1), "session")
@@ -564,12 +564,12 @@ def test_a_policy_is_told_how_many_routers_there_are() -> None:
 # --- ranks -----------------------------------------------------------------------------------
 
 RANKS = Ranks({"a": 64})
-SMALL = endpoint_view(1, _max_lora_rank=16, gpu_adapters=("a",), pending_by_adapter={"a": 1})
-LARGE = endpoint_view(2, _max_lora_rank=64, num_pending=9)
+SMALL = endpoint_view(1, max_lora_rank=16, gpu_adapters=("a",), pending_by_adapter={"a": 1})
+LARGE = endpoint_view(2, max_lora_rank=64, num_pending=9)
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
-@pytest.mark.parametrize("flaw", [{}, {"is_ejected": True}, {"_is_silent": True}])
+@pytest.mark.parametrize("flaw", [{}, {"is_ejected": True}, {"is_silent": True}])
 def test_no_policy_sends_an_adapter_where_its_rank_does_not_fit(
     name: str, flaw: dict[str, bool]
 ) -> None:

@@ -15,7 +15,7 @@ from extproc.adapters.declared import Declaration
 from extproc.phrases import FOR_POD
 from extproc.queue import QueueSettings, Ticket
 from extproc.request.responses import refusal
-from extproc.routing.precedence import Offer
+from extproc.routing.conflicts import Offer
 from extproc.routing.router import Router
 from extproc.tenancy import Claim
 from extproc.types import Pick, Rejection
@@ -43,7 +43,7 @@ class Scene:
     now: float = 1.0
 
     def ask(self, **fields: Any) -> Pick | Rejection | Ticket:
-        claim = Claim(**{"_max_wait_s": WAIT_S, **fields.pop("claim", {})})
+        claim = Claim(**{"max_wait_s": WAIT_S, **fields.pop("claim", {})})
         return ask(self.made, now=self.now, **{"model": "a", "claim": claim, **fields})
 
     def answer(self, result: Pick | Rejection | Ticket, after_s: float = 0.0) -> Answer:
@@ -119,7 +119,7 @@ def all_are_dead_and_the_queue_is_full() -> Answer:
 def all_are_dead_and_it_must_not_wait() -> Answer:
     made = dead()
     made.made.pool.set_endpoints([endpoint(n, is_ready=False) for n in (1, 2)])
-    return made.answer(made.ask(claim={"_waits": False}))
+    return made.answer(made.ask(claim={"waits": False}))
 
 
 def all_die_while_it_waits_for_room() -> Answer:
@@ -147,7 +147,7 @@ def all_are_dead_and_one_below_0_is_asked_for() -> Answer:
         load = report(num_running=9, num_waiting=9)
         made.made.pool.record_report(address(number), load, taken_at_s=0.5)
     made.kill()
-    return made.answer(made.ask(claim={"priority": -1, "_waits": False}))
+    return made.answer(made.ask(claim={"priority": -1, "waits": False}))
 
 
 def all_are_dead_and_at_their_cap() -> Answer:
@@ -155,7 +155,7 @@ def all_are_dead_and_at_their_cap() -> Answer:
     for _ in range(2):
         assert isinstance(made.ask(), Pick)
     made.kill()
-    return made.answer(made.ask(claim={"_waits": False}))
+    return made.answer(made.ask(claim={"waits": False}))
 
 
 def one_died_and_the_other_is_full() -> Answer:
@@ -184,7 +184,7 @@ def the_queue_is_full() -> Answer:
 
 def its_route_is_full() -> Answer:
     made = full()
-    claim = {"route": "r", "_max_held": 1}
+    claim = {"route": "r", "max_held": 1}
     made.ask(claim=claim)
     return made.answer(made.ask(claim=claim))
 
@@ -206,7 +206,7 @@ def it_is_shed() -> Answer:
 
 def it_must_not_wait() -> Answer:
     made = full()
-    return made.answer(made.ask(claim={"_waits": False}))
+    return made.answer(made.ask(claim={"waits": False}))
 
 
 def all_are_at_their_cap() -> Answer:
@@ -218,12 +218,12 @@ def all_are_at_their_cap() -> Answer:
 
 def it_would_be_late() -> Answer:
     made = full()
-    return made.answer(made.ask(arrived_at_s=-9.0, claim={"ttft_s": 1.0, "_max_wait_s": 30.0}))
+    return made.answer(made.ask(arrived_at_s=-9.0, claim={"ttft_s": 1.0, "max_wait_s": 30.0}))
 
 
 def it_would_be_late_and_all_are_dead() -> Answer:
     made = dead()
-    return made.answer(made.ask(arrived_at_s=-9.0, claim={"ttft_s": 1.0, "_max_wait_s": 30.0}))
+    return made.answer(made.ask(arrived_at_s=-9.0, claim={"ttft_s": 1.0, "max_wait_s": 30.0}))
 
 
 def the_router_stops(*, is_dead: bool) -> Answer:
@@ -243,7 +243,7 @@ def nobody_has_its_adapter() -> Answer:
     made, declared = scene(), Declaration("new", source="/new", origin="test")
     made.made.catalog.planner.declare([declared], now=0.0)
     made.made.catalog.declare({"new": Offer(declared)}, {frozenset(): BASE})
-    return made.answer(made.ask(model="new", claim={"_waits": False}))
+    return made.answer(made.ask(model="new", claim={"waits": False}))
 
 
 def nobody_has_its_adapter_and_all_are_dead() -> Answer:

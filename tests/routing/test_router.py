@@ -13,9 +13,9 @@ from extproc.adapters.declared import Declaration
 from extproc.learned.evidence import Evidence
 from extproc.pods.listedmodels import MAX_SILENCES
 from extproc.queue import Ticket
+from extproc.routing.conflicts import Offer
 from extproc.routing.modelroutes import ModelRoute
 from extproc.routing.policies import BUILT_IN
-from extproc.routing.precedence import Offer
 from extproc.routing.router import Router
 from extproc.tenancy import NO_CLAIM, Claim
 from extproc.types import (
@@ -76,7 +76,7 @@ def test_a_declared_adapter_is_not_waited_for_while_everyone_sleeps() -> None:
     made, declared = router(1), Declaration("new", source="/new", origin="test")
     made.catalog.planner.declare([declared], now=0.0)
     made.catalog.declare({"new": Offer(declared)}, {frozenset(): BASE})
-    asked = request(None, model="new", claim=Claim(_waits=True), arrived_at_s=0.0)
+    asked = request(None, model="new", claim=Claim(waits=True), arrived_at_s=0.0)
     awake = made.route(asked, now=0.0)
     made.pool.record_report(address(1), report(is_asleep=True), taken_at_s=1.0)
 
@@ -413,8 +413,8 @@ def test_a_route_of_the_model_makes_the_request_s_claim() -> None:
 def test_the_route_of_what_the_client_wrote_makes_its_claim_and_its_message() -> None:
     made = router(1)
     made.routes.configure([ModelRoute("mine", ("alias",), priority=3)], {})
-    known = routed(made.route(request(None, model="a", _written="alias"), now=1.0)).request
-    unknown = made.route(request(None, model="gone", _written="alias"), now=1.0)
+    known = routed(made.route(request(None, model="a", written="alias"), now=1.0)).request
+    unknown = made.route(request(None, model="gone", written="alias"), now=1.0)
 
     assert (known.adapter, known.claim) == ("a", Claim("mine", priority=3))
     assert isinstance(unknown, Rejection)
@@ -428,7 +428,7 @@ def test_the_route_of_what_the_client_wrote_makes_its_claim_and_its_message() ->
 @pytest.mark.parametrize("model", ["a", BASE])
 def test_a_policy_that_weighs_it_learns_what_endpoints_have_of_a_prompt(model: str) -> None:
     made = router(1, 2, policy="least_harm")
-    asked = request(None, model=model, body_bytes=3000, _prefix_hashes=(7, 8))
+    asked = request(None, model=model, body_bytes=3000, prefix_hashes=(7, 8))
 
     first = routed(made.route(asked, now=0.0))
     again = routed(made.route(asked, now=0.0))
@@ -441,7 +441,7 @@ def test_a_policy_that_weighs_it_learns_what_endpoints_have_of_a_prompt(model: s
 
 def test_a_policy_that_does_not_ask_is_told_nothing() -> None:
     made = router(1, policy="founding")
-    asked = request(None, model="a", body_bytes=3000, _prefix_hashes=(7, 8), session="s")
+    asked = request(None, model="a", body_bytes=3000, prefix_hashes=(7, 8), session="s")
 
     made.route(asked, now=0.0)
     again = routed(made.route(asked, now=0.0))
@@ -460,7 +460,7 @@ def test_sessions_without_hashes_take_no_memory_of_beginnings() -> None:
 def test_a_conversation_returns_until_its_endpoint_is_too_busy() -> None:
     """A prompt of 25 KB takes 0.3 s, and each pending request costs at least 2 ms."""
     made = router(1, 2, policy="least_harm")
-    talk = request(None, model="a", body_bytes=25_000, _prefix_hashes=tuple(range(14)))
+    talk = request(None, model="a", body_bytes=25_000, prefix_hashes=tuple(range(14)))
     home = routed(made.route(talk, now=0.0)).address
 
     later = [routed(made.route(talk, now=1.0 + each)).address for each in range(200)]
@@ -484,10 +484,10 @@ def listing(*cards: ModelCard) -> Router:
 def test_a_body_longer_than_the_context_costs_no_more_than_the_context(model: str) -> None:
     """An image of a megabyte is some thousand tokens; as text it would empty every cache."""
     made = listing(ModelCard(BASE, max_model_len=8_000), adapter_card("a"))
-    text = request(None, model=model, path=CHAT, body_bytes=3000, _prefix_hashes=(7, 8))
+    text = request(None, model=model, path=CHAT, body_bytes=3000, prefix_hashes=(7, 8))
     made.route(text, now=0.0)
 
-    image = request(None, model=model, path=CHAT, body_bytes=1_000_000, _prefix_hashes=(9,))
+    image = request(None, model=model, path=CHAT, body_bytes=1_000_000, prefix_hashes=(9,))
     first = routed(made.route(image, now=0.0)).request
     again = routed(made.route(image, now=1.0)).request
 

@@ -69,24 +69,24 @@ def test_a_pod_that_answers_is_known_without_a_report_and_one_that_never_did_is_
     pool.set_endpoints([endpoint(1), endpoint(2)])
     answering, new = pool.snapshot(now=0.0).endpoints
 
-    assert (answering.is_known, answering._is_silent) == (False, False)
-    assert (new.is_known, new._is_silent) == (False, True)
+    assert (answering.is_known, answering.is_silent) == (False, False)
+    assert (new.is_known, new.is_silent) == (False, True)
 
 
 def test_silence_is_that_the_last_that_is_known_is_no_answer() -> None:
     pool = pool_of(1)
     pool.record_silence(address(1))
-    seen = [view(pool)._is_silent]
+    seen = [view(pool).is_silent]
     pool.flights.start(pick(), now=0.0)
     pool.flights.finish("pick-1", now=0.0, verdict=Evidence.FAILED)
-    seen.append(view(pool)._is_silent)
+    seen.append(view(pool).is_silent)
     pool.flights.start(pick("pick-2"), now=0.0)
     pool.flights.finish("pick-2", now=0.0, verdict=Evidence.SERVED)
-    seen.append(view(pool)._is_silent)
+    seen.append(view(pool).is_silent)
     pool.record_silence(address(1))
-    seen.append(view(pool)._is_silent)
+    seen.append(view(pool).is_silent)
     pool.record_models(address(1), cards("a"), now=0.0)
-    seen.append(view(pool)._is_silent)
+    seen.append(view(pool).is_silent)
 
     assert seen == [True, True, False, True, False]
 
@@ -96,7 +96,7 @@ def test_a_pod_that_reports_is_not_silent_until_its_report_has_expired() -> None
     pool.record_report(address(1), report(), taken_at_s=1.0)
     pool.record_silence(address(1))
 
-    assert [view(pool, now=now)._is_silent for now in (1.0, 3.0, 3.1)] == [False, False, True]
+    assert [view(pool, now=now).is_silent for now in (1.0, 3.0, 3.1)] == [False, False, True]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -137,8 +137,8 @@ def test_an_expired_report_says_nothing_of_others_and_of_what_they_run() -> None
     )
     fresh, old = view(pool), view(pool, now=LATE_S)
 
-    assert (fresh._num_foreign, fresh.pending("a")) == (5, 1)
-    assert (old._num_foreign, old.num_pending, old.pending("a")) == (0, 0, 0)
+    assert (fresh.num_foreign, fresh.pending("a")) == (5, 1)
+    assert (old.num_foreign, old.num_pending, old.pending("a")) == (0, 0, 0)
     assert old.has_loaded("a")  # from its list: it was loaded there
 
 
@@ -199,7 +199,7 @@ def test_no_pick_ends_by_a_report_whose_numbers_cannot_be_read() -> None:
     pool.record_report(address(1), report(has_counts=False), taken_at_s=LATE_S)
 
     assert pool.flights.reconcile(address(1), by_pages(1.0), now=LATE_S) == []
-    assert (view(pool, now=LATE_S).num_running, view(pool, now=LATE_S)._num_foreign) == (1, 0)
+    assert (view(pool, now=LATE_S).num_running, view(pool, now=LATE_S).num_foreign) == (1, 0)
 
 
 # --- reports that are old -------------------------------------------------------------------
@@ -233,7 +233,7 @@ def test_a_page_that_stands_still_after_aborts_keeps_nobody_away(policy: str, mo
     seen = view(pool, now=now)
     first, _ = shares(router_of(pool, policy), 40, model=model, now=now)
 
-    assert (seen._has_old_report, seen.num_pending, seen._num_foreign) == (True, 0, 0)
+    assert (seen.has_old_report, seen.num_pending, seen.num_foreign) == (True, 0, 0)
     assert (seen.num_active_adapters, seen.kv_usage_ratio) == (0, 0.0)
     assert first >= 8
 
@@ -250,8 +250,8 @@ def test_before_that_its_requests_count_and_what_is_told_counts_all_the_time() -
     pool, now = frozen_pool(num_told=3)
     told = view(pool, now=now)
 
-    assert (early._has_old_report, early.num_pending + early._num_foreign) == (False, 30)
-    assert (told._has_old_report, told.num_pending, told._num_foreign) == (True, 3, 0)
+    assert (early.has_old_report, early.num_pending + early.num_foreign) == (False, 30)
+    assert (told.has_old_report, told.num_pending, told.num_foreign) == (True, 3, 0)
 
 
 def test_our_requests_that_were_aborted_never_count_as_those_of_others_for_a_choice() -> None:
@@ -291,7 +291,7 @@ def test_others_requests_that_move_the_counters_count() -> None:
         seen = report(num_running=30, work_tokens=second)
         pool.record_report(address(1), seen, taken_at_s=float(second))
 
-    assert (view(pool, now=39.0).num_pending, view(pool, now=39.0)._has_old_report) == (30, False)
+    assert (view(pool, now=39.0).num_pending, view(pool, now=39.0).has_old_report) == (30, False)
 
 
 # --- nobody is refused while a pod could serve ----------------------------------------------

@@ -16,8 +16,8 @@ from extproc.adapters.sources import READINESS_LIMIT_S, SourceStatus
 from extproc.config.configfile import check_sections
 from extproc.observe.telemetry import Telemetry
 from extproc.passes import make_all
+from extproc.routing.conflicts import RuleSet
 from extproc.routing.policies import Founding
-from extproc.routing.precedence import RuleSet
 from extproc.routing.rewrites import Rule
 from extproc.service.adapterservice import AdapterService
 from extproc.service.clocks import Clocks

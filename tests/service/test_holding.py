@@ -42,21 +42,6 @@ def test_a_held_request_is_one_wait_and_in_the_end_one_decision() -> None:
     assert [each.decision for _, each in scene.decisions.last(9)] == [pick]
 
 
-@pytest.mark.parametrize("is_settled", [True, False])
-def test_a_client_that_leaves_while_held_is_no_decision_and_leaves_nothing(
-    is_settled: bool,
-) -> None:
-    scene = Scene(num_waits=1)
-    ticket = held(scene)
-    if is_settled:
-        scene.router.offer(now=1.0)
-    scene.router.leave(ticket, now=1.0)
-    scene.router.offer(now=2.0)
-
-    assert len(scene.router.queue) == len(scene.pool.flights) == 0
-    assert list(scene.decisions.last(9)) == []
-
-
 class Shut:
     """A policy that holds every request."""
 

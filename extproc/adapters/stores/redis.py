@@ -189,7 +189,7 @@ class _TlsConnection(SSLConnection):
 
 class _Reading(Struct):
     version: int
-    floor: int
+    forgotten_until: int
     contents: dict[str, bytes | StoreError]
 
 
@@ -333,7 +333,7 @@ class Redis:
         if read.version < self._version:
             await self._write_back()
             return await self._read_all()
-        if read.floor > self._version:
+        if read.forgotten_until > self._version:
             return await self._read_all()
         if read.version > self._version:
             self._contents = {**self._contents, **read.contents}

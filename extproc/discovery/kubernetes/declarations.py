@@ -24,7 +24,7 @@ from extproc.discovery.kubernetes.objects import (
 from extproc.discovery.kubernetes.objectstatus import AdapterReport, Finding, ManagedFields, parts
 from extproc.discovery.kubernetes.publisher import Publisher
 from extproc.discovery.kubernetes.statuses import Statuses
-from extproc.routing.precedence import Loss, Offer, RuleSet
+from extproc.routing.conflicts import Loss, Offer, RuleSet
 
 D = TypeVar("D", bound=DeclaringObject)
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class Declarations:
     """The declarations for pools of ours, followed while `run` runs.
 
     Each callback gets the declarations of all objects of a kind, the oldest first, once known and
-    at each change. `report` is to be called then, with the result of `routing.precedence`.
+    at each change. `report` is to be called then, with the result of `routing.conflicts`.
     """
 
     def __init__(

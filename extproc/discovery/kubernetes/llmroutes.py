@@ -25,9 +25,9 @@ from extproc.discovery.kubernetes.declarers import Declared, decode_spec, origin
 from extproc.discovery.kubernetes.objects import LLMRoute, PoolRef
 from extproc.openai import MAX_MODEL_BYTES
 from extproc.reports.engines import PROFILES
+from extproc.routing.conflicts import Offer, ResponseModel
 from extproc.routing.merging import NOT_PRIVATE
 from extproc.routing.modelroutes import ModelRoute, Objective
-from extproc.routing.precedence import Offer, ResponseModel
 
 _DURATION = re.compile(r"(?:\d{1,5}(?:h|ms|m|s)){1,4}", re.ASCII)
 """As in the Gateway API. Source: gateway-api.sigs.k8s.io/geps/gep-2257."""

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from extproc.discovery.kubernetes.declarers import Declared, decode_spec, origin_of
 from extproc.discovery.kubernetes.objects import InferenceModelRewrite, PoolRef
 from extproc.openai import MAX_MODEL_BYTES, is_model_name
-from extproc.routing.precedence import RuleSet
+from extproc.routing.conflicts import RuleSet
 from extproc.routing.rewrites import Rule
 
 

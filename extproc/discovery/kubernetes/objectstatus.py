@@ -22,7 +22,7 @@ from msgspec import Struct
 from extproc.adapters.adapterstates import AdapterStatus
 from extproc.discovery.kubernetes.declarers import DeclaredObject
 from extproc.discovery.kubernetes.objects import DeclaringObject
-from extproc.routing.precedence import Loss
+from extproc.routing.conflicts import Loss
 
 MAX_MESSAGE_CHARS = 1024
 MAX_VERSIONS = 32

@@ -17,7 +17,7 @@ from extproc.discovery.kubernetes.kubewatch import WatchTimes
 from extproc.discovery.kubernetes.objects import PoolRef
 from extproc.discovery.kubernetes.objectstatus import AdapterReport
 from extproc.meters import Meters
-from extproc.routing.precedence import Loss
+from extproc.routing.conflicts import Loss
 
 
 class KubernetesSettings(Struct, frozen=True):

@@ -14,7 +14,7 @@ from extproc.lab.fleet.agenda import Agenda
 from extproc.lab.fleet.knowledge import Knowledge
 from extproc.lab.fleet.virtualpod import FleetPod
 from extproc.lab.fleet.virtualrouter import FleetRouter
-from extproc.routing.precedence import Offer
+from extproc.routing.conflicts import Offer
 from extproc.types import ModelCard
 
 LOOK_S, IDLE_LOOK_S = 0.05, 1.0

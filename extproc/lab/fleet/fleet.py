@@ -175,7 +175,7 @@ class Fleet:
             request_id=flight.id,
             arrived_at_s=arrival.at_s,
             claim=self._claim_by_tenant.get(arrival.tenant, self._plain_claim),
-            _prefix_hashes=prefix_hashes(arrival, flight.id) if has_hashes else (),
+            prefix_hashes=prefix_hashes(arrival, flight.id) if has_hashes else (),
         )
 
     def _decide(self, flight: LabFlight, request: RequestInfo) -> None:

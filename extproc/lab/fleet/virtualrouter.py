@@ -263,7 +263,7 @@ def claim_of(tenant: Tenant, declared: Slo | None, name: str = "") -> Claim:
     return Claim(
         tenant=name,
         priority=tenant.priority,
-        _weight=tenant.weight,
+        weight=tenant.weight,
         ttft_s=None if slo is None else slo.ttft_s,
         tpot_s=None if slo is None else slo.tpot_s,
     )
@@ -274,7 +274,7 @@ BODY_BYTES_PER_TOKEN = 4
 
 
 def prefix_hashes(arrival: Arrival, request_id: str) -> tuple[int, ...]:
-    """Return `RequestInfo._prefix_hashes` of a request.
+    """Return `RequestInfo.prefix_hashes` of a request.
 
     All but the shared prefix is the request's own.
     """

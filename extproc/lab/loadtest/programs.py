@@ -89,7 +89,7 @@ def read_program(path: Path, kind: type[_ProgramT]) -> _ProgramT:
         used = _used([*found.command, *found.files.values()], *_OWN, *kind.places, kind.list_name)
         _used([found.item], *kind.item_places)
     except msgspec.ValidationError as error:
-        raise TargetError(f"{path}: {_words(str(error), kind)}") from error
+        raise TargetError(f"{path}: {_sentence(str(error), kind)}") from error
     except (OSError, ValueError) as error:
         raise TargetError(f"{path}: {describe_failure(error)}") from error
     if "port" not in used:
@@ -97,7 +97,7 @@ def read_program(path: Path, kind: type[_ProgramT]) -> _ProgramT:
     return found
 
 
-def _words(error: str, kind: type[Program]) -> str:
+def _sentence(error: str, kind: type[Program]) -> str:
     """Return msgspec's message in words of the file."""
     found = re.search(r"field `(\w*)|`\$\.(\w+)", error)
     name, allowed = (found and (found[1] or found[2])) or "this", kind.__struct_encode_fields__

@@ -239,13 +239,13 @@ def as_scraped(view: EndpointView) -> EndpointView:
     """Return an endpoint as its last report shows it."""
     return replace(
         view,
-        pending_by_adapter=dict.fromkeys(sorted(view._reported_adapters), 1),
+        pending_by_adapter=dict.fromkeys(sorted(view.reported_adapters), 1),
         num_pending=view.num_running + view.num_waiting,
-        _num_told=0,
-        _num_unseen=0,
-        _num_foreign=0,
+        num_told=0,
+        num_unseen=0,
+        num_foreign=0,
         gpu_adapters=(),
         cpu_adapters=(),
-        _num_adapter_loads=0,
+        num_adapter_loads=0,
         prompts_done_s=-inf,
     )

@@ -154,7 +154,7 @@ def make_trial_parts(
             spec, num_requests=num or suite.num_of_run(rate_rps), rate_rps=rate_rps, seed=seed
         )
     except (KeyError, OSError, TypeError, ValueError) as error:
-        raise PlanError(f"scenario {scenario.name}: {_words(error)}") from error
+        raise PlanError(f"scenario {scenario.name}: {_sentence(error)}") from error
     settings = make_settings(suite, scenario, workload)
     duration_s = workload.duration_s
     events: list[FleetEvent] = []
@@ -175,10 +175,10 @@ def make_settings(suite: Suite, scenario: ScenarioSpec, workload: Workload) -> F
     try:
         return _settings(suite, scenario, workload)
     except (KeyError, TypeError, ValueError) as error:
-        raise PlanError(f"scenario {scenario.name}: {_words(error)}") from error
+        raise PlanError(f"scenario {scenario.name}: {_sentence(error)}") from error
 
 
-def _words(error: Exception) -> str:
+def _sentence(error: Exception) -> str:
     return f"unknown: {error}" if isinstance(error, KeyError) else str(error)
 
 

@@ -203,7 +203,7 @@ class Prices:
         num_bytes, cached = request.body_bytes, request.cached_bytes
         wanted_s = request.claim.ttft_s
         late_from_s = LATE_RATIO * (weights.ttft_s if wanted_s is None else wanted_s)
-        if cached or request._context_bytes is not None:
+        if cached or request.context_bytes is not None:
             num_bytes = min(map(request.rest_bytes, cached or ("",)))
         least_s_per_byte, rest_load_s = columns.least()
         if not has_all_seen:

@@ -147,9 +147,9 @@ def _in_time(columns: Columns, rows: Sequence[int], tpot_s: float) -> Sequence[b
     """Return which rows have room for a request with an objective for the time of its tokens: those
     that keep it, if any endpoint can."""
     costs, has_room = columns.costs, columns.has_room
-    if not any(costs[row]._can_have(tpot_s) for row in rows):
+    if not any(costs[row].can_have(tpot_s) for row in rows):
         return has_room
-    most, pending = [each._most_running(TPOT_RATIO * tpot_s) for each in costs], columns.num_pending
+    most, pending = [each.most_running(TPOT_RATIO * tpot_s) for each in costs], columns.num_pending
     return [has and num < m for has, num, m in zip(has_room, pending, most, strict=True)]
 
 

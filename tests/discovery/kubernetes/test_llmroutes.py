@@ -12,9 +12,9 @@ from extproc.adapters.declared import Declaration, LoadMode
 from extproc.discovery.kubernetes.declarers import DeclaredObject
 from extproc.discovery.kubernetes.llmroutes import NO_PARENTS, routes_of
 from extproc.discovery.kubernetes.objects import PoolRef, routes_query
+from extproc.routing.conflicts import Offer, ResponseModel
 from extproc.routing.merging import NOT_PRIVATE
 from extproc.routing.modelroutes import ModelRoute, Objective
-from extproc.routing.precedence import Offer, ResponseModel
 from tests.discovery.kubernetes.declared import POOL, POOLS, item, listed
 from tests.discovery.kubernetes.hostile import JSON, changed
 

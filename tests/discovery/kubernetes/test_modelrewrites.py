@@ -10,7 +10,7 @@ from hypothesis import given
 from extproc.discovery.kubernetes.declarers import DeclaredObject
 from extproc.discovery.kubernetes.modelrewrites import rewrites_of
 from extproc.discovery.kubernetes.objects import rewrites_query
-from extproc.routing.precedence import RuleSet
+from extproc.routing.conflicts import RuleSet
 from extproc.routing.rewrites import Rule
 from tests.discovery.kubernetes.declared import POOL, POOLS, item, listed
 from tests.discovery.kubernetes.hostile import JSON, changed

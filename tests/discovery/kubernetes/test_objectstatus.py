@@ -21,7 +21,7 @@ from extproc.discovery.kubernetes.objectstatus import (
     parts,
     patch,
 )
-from extproc.routing.precedence import Loss
+from extproc.routing.conflicts import Loss
 from tests.discovery.kubernetes.declared import item, listed
 
 READING = DeclaredObject[Any]("llmroute n/it", 3, declared="x")

@@ -120,8 +120,8 @@ def test_a_load_of_a_millisecond_to_two_seconds_is_known_within_twice_or_unknown
         policy=rng.choice([LeastHarm, LeastPending]),
     )
 
-    assert is_right(costs._known_cold_load_s, max(cold_s, cached_s))
-    assert is_right(costs._known_cached_load_s, cached_s)
+    assert is_right(costs.known_cold_load_s, max(cold_s, cached_s))
+    assert is_right(costs.known_cached_load_s, cached_s)
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,8 @@ def test_loads_that_are_clearly_longer_than_a_step_are_known_under_load(
     cold_s: float, cached_s: float, seed: int
 ) -> None:
     for costs in beliefs(engine(cold_s, cached_s), seed=seed):
-        assert costs._known_cold_load_s == pytest.approx(cold_s, rel=0.3)
-        assert costs._known_cached_load_s == pytest.approx(cached_s, rel=0.3)
+        assert costs.known_cold_load_s == pytest.approx(cold_s, rel=0.3)
+        assert costs.known_cached_load_s == pytest.approx(cached_s, rel=0.3)
 
 
 @pytest.mark.parametrize("seed", some(range(2), 1))
@@ -141,7 +141,7 @@ def test_loads_shorter_than_a_step_are_taken_for_as_long_as_first_tokens_show_at
     seed: int,
 ) -> None:
     for costs in beliefs(engine(0.0017, 0.0006), seed=seed):
-        assert costs._known_cold_load_s is None
+        assert costs.known_cold_load_s is None
         assert costs.cold_load_s < DEFAULT.cold_load_s
 
 

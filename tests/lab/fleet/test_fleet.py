@@ -147,7 +147,7 @@ def test_what_a_token_is_learned_to_cost_is_what_requests_see() -> None:
             self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
         ) -> Choice | Wait:
             views = snapshot.endpoints
-            learned.extend(view.costs._decode.token_s for view in views if view.costs._decode)
+            learned.extend(view.costs.decode.token_s for view in views if view.costs.decode)
             return super().choose(snapshot, request, rng=rng)
 
     flights = run(poisson(600, rate_rps=40), Watching, num_pods=2).flights
@@ -201,7 +201,7 @@ def told_counts(**settings: Any) -> list[int]:
     """What two routers knew of each other's requests when each of ten came, 0.1 s apart."""
     seen: list[int] = []
 
-    spy = watching(lambda snapshot, _: seen.append(snapshot.endpoints[0]._num_told))
+    spy = watching(lambda snapshot, _: seen.append(snapshot.endpoints[0].num_told))
     work = workload(*(arrival(number / 10, output_tokens=2000) for number in range(10)))
     run(work, spy, num_pods=1, num_routers=2, **settings)
     return seen
@@ -497,8 +497,8 @@ def test_routers_know_the_kinds_unless_the_scenario_says_otherwise(knows_kinds: 
     fleet = two_kinds(knows_kinds=knows_kinds)
     small, other = fleet.routers[0].pool.snapshot(now=0.0).endpoints
 
-    assert (other.max_loras, other._max_lora_rank) == (4, None)
-    assert (small.max_loras, small._max_lora_rank) == ((1, 8) if knows_kinds else (4, None))
+    assert (other.max_loras, other.max_lora_rank) == (4, None)
+    assert (small.max_loras, small.max_lora_rank) == ((1, 8) if knows_kinds else (4, None))
     ratio = small.costs.prompt_s_per_byte / other.costs.prompt_s_per_byte
     assert ratio == pytest.approx(3.0 if knows_kinds else 1.0)
 
@@ -525,7 +525,7 @@ def test_a_router_sees_which_kib_of_its_prompts_are_the_same() -> None:
         def choose(
             self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random
         ) -> Choice | Wait:
-            seen[request.request_id] = request._prefix_hashes
+            seen[request.request_id] = request.prefix_hashes
             return super().choose(snapshot, request, rng=rng)
 
     class Blind(Looking):

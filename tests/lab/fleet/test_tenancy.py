@@ -34,7 +34,7 @@ def claims(**settings: Any) -> dict[str, Claim]:
 
 def test_requests_claim_their_tenant_s_priority_and_share() -> None:
     assert claims() == {
-        "people": Claim(tenant="people", _weight=2.0),
+        "people": Claim(tenant="people", weight=2.0),
         "batch": Claim(tenant="batch", priority=-1),
         "other": NO_CLAIM,
     }

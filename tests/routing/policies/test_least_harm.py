@@ -376,7 +376,7 @@ def test_a_request_may_name_its_own_objective() -> None:
 
 def test_no_more_run_than_leaves_each_its_time_per_token() -> None:
     """At 50 requests a token takes 60 ms; for 40 ms, less a tenth, it would be 30 requests."""
-    slow = Costs(_decode=Decode(50, 0.06))
+    slow = Costs(decode=Decode(50, 0.06))
     views = [
         endpoint_view(number, num_pending=num, costs=slow) for number, num in ((1, 31), (2, 29))
     ]
@@ -395,9 +395,9 @@ def test_no_more_run_than_leaves_each_its_time_per_token() -> None:
 def test_a_time_per_token_that_no_endpoint_has_even_alone_keeps_no_request_waiting(
     decode: Decode,
 ) -> None:
-    busy = endpoint_view(1, num_pending=50, costs=Costs(_decode=decode))
+    busy = endpoint_view(1, num_pending=50, costs=Costs(decode=decode))
     alone_s = decode.alone_s or decode.token_s / decode.num_running
-    faster = endpoint_view(2, num_pending=50, costs=Costs(_decode=Decode(50, 0.03)))
+    faster = endpoint_view(2, num_pending=50, costs=Costs(decode=Decode(50, 0.03)))
 
     assert isinstance(result_of(busy, claim=Claim(tpot_s=0.99 * alone_s)), Choice)
     assert result_of(busy, claim=Claim(tpot_s=alone_s)) == Wait(inf, "room")

@@ -33,7 +33,7 @@ def asked(rng: random.Random) -> RequestInfo:
         rng.choice((None, "a", "b", "c")),
         body_bytes=num_bytes,
         cached_bytes=cached if num_bytes > 4096 else {},
-        _prefix_hashes=(1, 2),
+        prefix_hashes=(1, 2),
         claim=Claim(ttft_s=rng.choice((None, None, 0.2, 2.0))),
     )
 

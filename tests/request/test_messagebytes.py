@@ -23,7 +23,7 @@ from extproc.request.codec import (
     MAX_LENGTHS,
     Codec,
 )
-from extproc.request.usual import VIEW_FROM_BYTES, first_body_bytes, read_body
+from extproc.request.messagebytes import VIEW_FROM_BYTES, first_body_bytes, read_body
 from tests.request.fakerouter import IN_HEADER
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "envoy-1.40-messages.json"

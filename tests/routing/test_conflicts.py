@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from extproc.adapters.declared import Declaration
+from extproc.routing.conflicts import MAX_TOLD, Loss, Merged, Offer, RuleSet, merge, with_parts
 from extproc.routing.modelroutes import ModelRoute
-from extproc.routing.precedence import MAX_TOLD, Loss, Merged, Offer, RuleSet, merge, with_parts
 from extproc.routing.rewrites import Rewrites, Rule
 
 

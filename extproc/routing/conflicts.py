@@ -1,4 +1,4 @@
-"""Precedence between sources of declarations: the configuration, LLMRoutes, InferenceModelRewrites.
+"""Conflicts of declarations: of the configuration, LLMRoutes and InferenceModelRewrites.
 
 1. A name that is declared twice belongs to the configuration; of two LLMRoutes, to the older one.
    The same holds for two names that pods could mistake for each other (`Names`).
