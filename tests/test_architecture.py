@@ -625,7 +625,7 @@ CEILINGS = {
     "paths": 99,
     "phrases": 51,
     "protocol": 12,
-    "rejections": 73,
+    "rejections": 74,
     "tenancy": 24,
     "types": 206,
 }

@@ -17,12 +17,10 @@ def chart(records: Sequence[RequestRecord]) -> str:
     """Return an SVG with a point for each first token, by the time when its request was sent."""
     points = [(each.sent_s, 1e3 * each.ttft_s) for each in records if each.ttft_s is not None]
     end_s = max((at_s for at_s, _ in points), default=0.0) or 1.0
-    slices: dict[int, list[float]] = defaultdict(list)
+    parts: dict[int, list[float]] = defaultdict(list)
     for at_s, first_ms in points:
-        slices[int(at_s / end_s * NUM_SLICES)].append(first_ms)
-    middle = [
-        ((at + 0.5) * end_s / NUM_SLICES, median(each)) for at, each in sorted(slices.items())
-    ]
+        parts[int(at_s / end_s * NUM_SLICES)].append(first_ms)
+    middle = [((at + 0.5) * end_s / NUM_SLICES, median(each)) for at, each in sorted(parts.items())]
     most_ms = max((first_ms for _, first_ms in points), default=1.0)
     return line_chart(
         [
