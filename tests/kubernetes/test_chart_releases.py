@@ -177,8 +177,12 @@ def test_a_release_is_what_kubectl_applies_of_the_overlay(
         "owning-gateway-namespace: llm", f"owning-gateway-namespace: {helm.namespace}"
     )
     api_server.kubectl("apply", "-f", "-", input=text)
+    by_kubectl = there(api_server, helm.namespace, overlay)
+    found = (by_chart, by_kubectl)
+    replicas = [each["Deployment/extproc"]["spec"].pop("replicas") for each in found]
 
-    assert there(api_server, helm.namespace, overlay) == by_chart
+    assert replicas == [2, 1], "only Helm can know that it is the first time; then autoscaling"
+    assert by_kubectl == by_chart
 
 
 @pytest.mark.few(1)
