@@ -29,6 +29,7 @@ from extproc.lab.loadtest.targets import (
 from extproc.lab.trials.suites import parse_suite, with_workload
 from tests.commandline import Command, commands
 from tests.lab.loadtest.builders import TINY
+from tests.waiting import eventually
 
 FLEET = ["num_pods=2", "max_loras=2", "drain_s=30", "scrape_interval_s=0.2"]
 
@@ -128,16 +129,20 @@ async def test_targets_stand_still_until_it_is_their_turn_again() -> None:
     specs = parse_targets(["policy:least_harm", "envoy:round_robin"])
     block = small_block()
     async with running_targets(specs, block, {}) as (ours, other):
-        before = states(ours) | states(other)
+
+        async def stand_still() -> bool:
+            return states(ours) | states(other) == {"T"}
+
+        async def only_one_runs() -> bool:
+            return "T" not in states(ours) and states(other) == {"T"}
+
+        await eventually(stand_still)
         async with asyncio.TaskGroup() as group:
             first = group.create_task(run_block(ours, block))
-            await asyncio.sleep(1)
-            meanwhile = states(ours), states(other)
-        after = states(ours) | states(other)
+            await eventually(only_one_runs)
+        await eventually(stand_still)
         again = await run_block(ours, block)
 
-    assert before == after == meanwhile[1] == {"T"}
-    assert "T" not in meanwhile[0]
     for run in (first.result(), again):
         assert run.result
         assert run.result.errors == {}
