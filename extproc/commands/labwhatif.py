@@ -17,16 +17,15 @@ from extproc.lab.calibration.fromrecord import FITTED, fit_record
 from extproc.lab.engine.profiles import PROFILES, EngineProfile
 from extproc.lab.fleet.settings import FleetSettings
 from extproc.lab.trials.charts import COLOURS, Bar, bar_chart
+from extproc.lab.trials.prospects import Prospect, prospects
 from extproc.lab.trials.report import templates
 from extproc.lab.trials.table import line
 from extproc.lab.trials.whatif import (
     Case,
-    Prospect,
     Told,
     add,
     advice,
     missing_s,
-    prospects,
     simulate,
     told,
     without_times,

@@ -21,15 +21,14 @@ import pytest
 
 from extproc.lab.calibration.fromrecord import fit_record
 from extproc.lab.engine.profiles import EngineProfile, as_yaml
+from extproc.lab.trials.prospects import Prospect, prospects
 from extproc.lab.trials.table import line
 from extproc.lab.trials.whatif import (
     WARM_UP,
     Case,
-    Prospect,
     Told,
     add,
     missing_s,
-    prospects,
     simulate,
     told,
 )

@@ -8,7 +8,8 @@ from math import inf
 
 import pytest
 
-from extproc.lab.trials.whatif import Case, prospects
+from extproc.lab.trials.prospects import prospects
+from extproc.lab.trials.whatif import Case
 from extproc.lab.workload.intervals import Interval
 from extproc.lab.workload.judge import Slo, measure
 from extproc.lab.workload.requests import Arrival
