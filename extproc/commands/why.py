@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, time, timedelta
+from contextlib import suppress
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -50,13 +51,12 @@ def why(
 
 def latest(text: str) -> datetime:
     """Return the last time that a clock here showed this time of day."""
-    try:
-        shown = time.fromisoformat(text)
-    except ValueError:
-        raise failure(f"--since {text}: must be a time of day, as 02:40 or 02:40:30") from None
-    now = datetime.now().astimezone()
-    at = datetime.combine(now, shown, now.tzinfo)
-    return at if at <= now else at - timedelta(days=1)
+    for form in ("%H:%M", "%H:%M:%S"):
+        with suppress(ValueError):
+            now, shown = datetime.now().astimezone(), datetime.strptime(text, form)
+            at = datetime.combine(now, shown.time(), now.tzinfo)
+            return at if at <= now else at - timedelta(days=1)
+    raise failure(f"--since {text}: must be a time of day, as 02:40 or 02:40:30")
 
 
 def _clock(wall_s: float) -> str:

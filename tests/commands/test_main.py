@@ -476,6 +476,8 @@ async def test_why_tells_what_a_router_keeps_of_a_model(pod: RunningPod) -> None
         (["--admin", "nowhere"], "'nowhere' is not an http:// or https:// URL"),
         (["--admin", "http://127.0.0.1:1"], "http://127.0.0.1:1: Cannot connect"),
         (["--since", "26:00"], "--since 26:00: must be a time of day, as 02:40 or 02:40:30"),
+        (["--since", "02:40+05:00"], "--since 02:40+05:00: must be a time of day"),
+        (["--since", "02"], "--since 02: must be a time of day"),
     ],
 )
 def test_why_says_why_it_can_not(arguments: list[str], message: str) -> None:
@@ -488,7 +490,7 @@ def test_why_says_why_it_can_not(arguments: list[str], message: str) -> None:
 def test_a_time_of_day_is_the_last_that_a_clock_showed() -> None:
     now = datetime.now().astimezone()
 
-    for text in ("00:00", "12:30:15", "23:59:59"):
+    for text in ("00:00", "2:40", "12:30:15", "23:59:59"):
         assert timedelta(0) <= now - latest(text) < timedelta(days=1, minutes=1)
 
 
