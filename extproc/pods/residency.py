@@ -148,7 +148,7 @@ class Residency:
             if place >= first or adapter in self._touched:
                 self._load(adapter, (at_s, place))
         self._registered = names
-        self._unloaded = self._touched.keys() - names.keys()
+        self.record_same()
         self._trim()
         self._ordered = None
 
