@@ -324,7 +324,7 @@ class LoadTest:
         try:
             self._write()
         except OSError as error:
-            _log.error("cannot write the records: %s", error)
+            _log.error("cannot write a file: %s", error)
             env.process_exit_code = 1
 
     def _write(self) -> None:
