@@ -51,7 +51,8 @@ def addresses(folder: Path, router: RouterProcess, prometheus: PrometheusProcess
 
 async def type_it(command: str, env: Mapping[str, str]) -> Said:
     """Run a command of a page to its end, or for a while."""
-    ended = f"timeout --preserve-status --signal=INT {WATCH_S} extproc watch "
+    # In the foreground: else `timeout` sends the signal twice, to the command and to its group.
+    ended = f"timeout --foreground --preserve-status --signal=INT {WATCH_S} extproc watch "
     command = command.replace("extproc watch ", ended)
     process = await asyncio.create_subprocess_exec(
         *("bash", "-o", "pipefail", "-c", command),
