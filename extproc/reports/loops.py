@@ -3,7 +3,7 @@
 1. The first visit is immediate, but few begin in one turn of the event loop. The following ones are
    spread by a random phase, so that many endpoints are not visited at the same moment.
 2. Visits of one endpoint never overlap. A visit may ask for a longer rest before the next, and a
-   rest may be prolonged while nothing happens.
+   rest may be prolonged while nothing happens. The interval may change meanwhile: it holds at once.
 3. After failures visits become rarer, up to a limit; one success restores the normal pace.
 4. No failure of a visit ends its loop, or affects other loops.
 """
@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache, partial
+from math import inf
 from random import Random
 from ssl import SSLContext
 from time import sleep, thread_time
@@ -46,6 +47,12 @@ READING_SHARE = 0.005
 often. A page of vLLM takes 0.02 to 0.1 ms. It is so small that a few expensive pages do not
 determine the 99th percentile of decision times. CPU time counts: where other processes have the
 cores, reading less would only make all that is known old."""
+
+# Between two looks at the interval: it may be a hundred times as long while many pods join.
+_LOOK_S = 2.0
+
+# What a timer may come too early by: the event loop's resolution.
+_CLOCK_S = 1e-3
 
 # Keeps 2**n finite; every sensible limit is reached long before.
 _MAX_DOUBLINGS = 30
@@ -145,7 +152,7 @@ class EndpointLoops:
 
     def _start(self, endpoint: Endpoint) -> _Loop:
         address = endpoint.address
-        rests = _Rests(partial(self.wait_s, address))
+        rests = _Rests(self.interval_s, partial(self.wait_s, address))
         # Not in a TaskGroup: endpoints come and go, and one loop's end must not end the others.
         task = asyncio.get_running_loop().create_task(
             self._run(endpoint, rests), name=f"visits of {address}"
@@ -170,7 +177,7 @@ class EndpointLoops:
             visits = partial(self._try, endpoint.address, visit, client)
             await self._starts.turn()
             await visits()
-            await rests.rest(self._rng.uniform(0, settings.interval_s))
+            await rests.rest(self._rng.uniform(0, settings.interval_s), -inf)
             await self._repeat(visits, rests)
 
     async def _repeat(self, visit: Callable[[], Awaitable[float | None]], rests: _Rests) -> None:
@@ -188,9 +195,8 @@ class EndpointLoops:
                     rng=self._rng,
                 )
             else:
-                num_failures = 0
-                rest_s = max(self.interval_s() - (now() - began_s), least_s)
-            await rests.rest(rest_s)
+                num_failures, rest_s = 0, least_s
+            await rests.rest(rest_s, began_s)
 
     async def _try(self, address: str, visit: Visit, client: PodClient) -> float | None:
         """Make one visit; return the least seconds to rest, None if it failed."""
@@ -241,11 +247,15 @@ class _Rests:
     """The rests of one loop.
 
     Args:
+        interval_s: Returns the least seconds from one visit's begin to the next's, now.
         prolong: Returns by how many seconds a rest that is over goes on; None for not at all.
     """
 
-    def __init__(self, prolong: Callable[[], float | None]) -> None:
-        self._prolong = prolong
+    def __init__(
+        self, interval_s: Callable[[], float], prolong: Callable[[], float | None]
+    ) -> None:
+        self._interval_s, self._prolong = interval_s, prolong
+        self._visited_at_s = -inf
         self._is_ended = False
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -256,10 +266,12 @@ class _Rests:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def rest(self, rest_s: float) -> None:
-        """Wait for `rest_s` and as long as it is prolonged, or until it is ended."""
+    async def rest(self, least_s: float, visited_at_s: float) -> None:
+        """Wait for `least_s`, until the interval since the visit is over, and as long as it is
+        prolonged; or until it is ended."""
         loop = asyncio.get_running_loop()
-        began_s = loop.time()
+        began_s, self._visited_at_s = loop.time(), visited_at_s
+        rest_s = max(least_s, self._left_s(began_s))
         # A tenth of the cost of a timeout around the wait.
         self._timer = loop.call_later(rest_s, self._look)
         self._waiter = loop.create_future()
@@ -273,12 +285,17 @@ class _Rests:
             self._timer.cancel()
             self._is_ended = False
 
+    def _left_s(self, now: float) -> float:
+        return min(_LOOK_S, self._visited_at_s + self._interval_s() - now)
+
     def _look(self) -> None:
-        more_s = self._prolong()
+        loop = asyncio.get_running_loop()
+        left_s = self._left_s(loop.time())
+        more_s = left_s if left_s > _CLOCK_S else self._prolong()
         if more_s is None:
             self.end()
         else:
-            self._timer = asyncio.get_running_loop().call_later(more_s, self._look)
+            self._timer = loop.call_later(more_s, self._look)
 
 
 @cache

@@ -177,7 +177,7 @@ class Rest:
         self._pace, self._rng = pace, rng
         self.calm_s = 0.0
         self.asked_at_s = self._surprised_at_s = -inf
-        self._waited_s = 0.0  # from one question to the next, without the budget
+        self._waited_s = 0.0  # from one question to the next
         self._said_s = inf  # the longest time to the next, when the last report came
         self._is_hurried = False  # since it was asked
         pace._plan(0.0)
@@ -189,7 +189,7 @@ class Rest:
     def asked(self, now: float) -> None:
         """Record that the pod is asked."""
         if self.asked_at_s > -inf:
-            self._waited_s = (now - self.asked_at_s) / self._pace.stretch
+            self._waited_s = now - self.asked_at_s
         else:
             self._surprised_at_s = now  # a new pod is one
         if self._is_hurried and self.calm_s:
@@ -198,9 +198,14 @@ class Rest:
 
     @property
     def longest_s(self) -> float:
-        """The longest time after a report that comes now, if it is as expected."""
+        """The longest time after a report that comes now, if it is as expected.
+
+        Beyond the budget too it grows by `GROWTH`. The time that a pod has waited counts in full:
+        of many that are asked for the first time at once, each has soon been calm for long.
+        """
         pace = self._pace
-        return max(pace._now_s, self._grown_s()) * pace.stretch
+        most_s = max(self.calm_s, pace.interval_s, self._waited_s) * GROWTH
+        return min(max(pace._now_s, self._grown_s()) * pace.stretch, most_s)
 
     def reported(self, now: float, *, is_expected: bool) -> None:
         """Record the report that the pod was asked for, and whether it was as expected."""

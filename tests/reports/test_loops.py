@@ -379,6 +379,23 @@ def test_a_rest_after_failures_doubles_up_to_the_limit(seed: int) -> None:
         assert whole_s / 2 <= rest_s <= whole_s
 
 
+@in_virtual_time
+async def test_an_interval_that_shrinks_shortens_the_rest_that_has_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While many pods join, it is a hundred times as long as when all of them are calm."""
+    visits, interval_s = Visits(), [HOUR_S]
+    loop = asyncio.get_running_loop()
+    async with running(visits) as loops:
+        monkeypatch.setattr(loops, "interval_s", lambda: interval_s[0])
+        loops.set_endpoints([A])
+        await visits.until(lambda: visits.made.get(A.address, 0) == 2)
+        began_s, interval_s[0] = loop.time(), 5.0
+        await visits.until(lambda: visits.made[A.address] == 3)
+
+    assert 4.9 < loop.time() - began_s < 5.1
+
+
 async def test_a_visit_may_ask_for_a_longer_rest() -> None:
     visits = Visits()
     visits.behave[A.address] = lambda: HOUR_S

@@ -194,6 +194,19 @@ def test_beyond_the_budget_the_time_grows_by_the_same_part_each_time() -> None:
     assert all(b <= a * GROWTH * 1.1 for a, b in pairwise(rests))
 
 
+def test_many_pods_that_begin_at_once_soon_want_no_more_than_pods_at_rest() -> None:
+    """Each wants twenty questions a second at first, and the budget lets it have few."""
+    pace = ScrapePace(INTERVAL_S, EXPIRY_S, budget=0.05)
+    pods = [Pod(pace=pace) for _ in range(1_000)]
+    at_once = pace.stretch
+    for _ in range(2):
+        for pod in pods:
+            pod.next_s()
+
+    assert at_once > 50
+    assert pace._wanted_per_s <= len(pods) / (MAX_S * (1 - SPREAD))
+
+
 def test_where_models_are_rarely_listed_reports_are_at_most_half_of_their_expiry_apart() -> None:
     """Then it is they that show whether a pod answers."""
     pod = Pod(pace=ScrapePace(INTERVAL_S, EXPIRY_S, models_interval_s=600.0))
