@@ -82,6 +82,7 @@ async def test_where_envoy_fails_open_an_adapter_that_one_pod_has_is_a_404_of_th
         await eventually(lambda: is_served(client))
         await router.kill()
         answers = [await client.chat("only-0") for _ in range(40)]
+        await router.start()
 
     served = {answer.served_by for answer in answers if answer.status == 200}
     assert {answer.status for answer in answers} == {200, 404}
