@@ -49,7 +49,7 @@ determine the 99th percentile of decision times. CPU time counts: where other pr
 cores, reading less would only make all that is known old."""
 
 # Between two looks at the interval: it may be a hundred times as long while many pods join.
-_LOOK_S = 2.0
+_LOOK_S = 5.0
 
 # What a timer may come too early by: the event loop's resolution.
 _CLOCK_S = 1e-3

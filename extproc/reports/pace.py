@@ -7,9 +7,9 @@
 3. The cost of all questions is measured. Where it would be more than `budget` of a core, all pods
    wait longer, by the same factor, and are asked less often for their models too.
 4. While the event loop is late, and the questions are no small part of its work, requests come
-   first: all pods are asked less often. That alone makes no report older than `AGE_SHARE` of the
-   time after which it expires. A report that is old as nobody has asked for another expires later
-   by so much (`Pool.record_report`).
+   first: all pods are asked less often, if the budget does not do that already. That alone makes no
+   report older than `AGE_SHARE` of the time after which it expires. A report that is old as nobody
+   has asked for another expires later by so much (`Pool.record_report`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_S: Final = 2.0
 """Between two questions to a pod of which nothing else is said. Where nobody tells of a request's
 end, it is a report that corrects the counts, and that is to be within two seconds."""
 LOOK_S: Final = 0.25
-MAX_LOOK_S: Final = 2.0
+MAX_LOOK_S: Final = 5.0
 """Between two looks at whether a pod that waits is to be asked, which costs a fiftieth of a page;
 at most where all wait longer. What is urgent is told (`Pool.tell_due`, a closed connection)."""
 LISTED_S: Final = 1.0
@@ -95,7 +95,7 @@ class ScrapePace:
     @property
     def interval_s(self) -> float:
         """Time from one question to a pod that has surprised to the next, now."""
-        return self._now_s * self.stretch
+        return max(self._now_s, self._least_s * self.stretch)
 
     @property
     def models_interval_s(self) -> float:
@@ -118,7 +118,8 @@ class ScrapePace:
     def delayed(self, delay_s: float, cpu_share: float) -> None:
         """Record by how much the event loop was late, and of a core what this thread took
         meanwhile, about ten times a second."""
-        is_late = delay_s > LATE_S and self._wanted >= LATE_SHARE * cpu_share
+        asked = min(self._wanted, self._budget)
+        is_late = delay_s > LATE_S and asked >= LATE_SHARE * cpu_share
         change = LATE_GROWTH if is_late else LATE_DECAY
         self._now_s = self._bounded(self._now_s * change, late_s=delay_s)
 
@@ -205,7 +206,7 @@ class Rest:
         """
         pace = self._pace
         most_s = max(self.calm_s, pace.interval_s, self._waited_s) * GROWTH
-        return min(max(pace._now_s, self._grown_s()) * pace.stretch, most_s)
+        return min(max(pace._now_s, self._grown_s() * pace.stretch), most_s)
 
     def reported(self, now: float, *, is_expected: bool) -> None:
         """Record the report that the pod was asked for, and whether it was as expected."""
@@ -226,7 +227,8 @@ class Rest:
         if not self.calm_s or self._is_hurried:
             return None
         pace = self._pace
-        left_s = self.asked_at_s + min(self.calm_s * pace.stretch, self._said_s) - now
+        most_s = max(self.calm_s * pace.stretch, pace._now_s)
+        left_s = self.asked_at_s + min(most_s, self._said_s) - now
         look_s = min(LOOK_S * pace.stretch, MAX_LOOK_S)
         return None if left_s < pace._now_s / 2 else min(left_s, look_s)
 
@@ -241,7 +243,7 @@ class Rest:
         self._set(0.0)
 
     def _grown_s(self) -> float:
-        waited_s = max(self.calm_s, self._pace._now_s, self._waited_s)
+        waited_s = max(self.calm_s, self._pace._least_s, self._waited_s)
         return min(waited_s * GROWTH, self._pace.max_s)
 
     def _set(self, calm_s: float) -> None:
