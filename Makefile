@@ -19,7 +19,7 @@ help:
 	@echo 'make test-litellm  the tests with a real LiteLLM proxy in front (0.5 GB, Python 3.11)'
 	@echo 'make test-vllm  the tests with a real vLLM (CPU build; 3.4 GB, Python 3.11)'
 	@echo 'make test-vllm-times  the engine model predicts a real vLLM, policies before two, more seeds: twenty minutes'
-	@echo 'make check      formatting, lint, types, architecture'
+	@echo 'make check      formatting, lint, types, architecture, words and links of pages'
 	@echo 'make coverage   branch coverage of the pure files by the tests of their rooms'
 	@echo 'make format     formatting, and fixes by ruff'
 	@echo 'make proto      generates extproc/gen from protos/'
@@ -52,9 +52,12 @@ unexport PYTHONDONTWRITEBYTECODE
 # Each test file stays on one worker, so that its tests share servers; the longest files run first.
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
+# Tests of the sources and pages themselves, which `make check` runs.
+STYLE := $(addprefix tests/test_,architecture.py architecture_rules.py generated.py prose.py repository.py)
+
 # HYPOTHESIS_PROFILE=many tries more examples (tests/conftest.py).
 test: $(DEV)
-	$(PYTEST) -m 'not slow and not long and not vllm and not docker'
+	$(PYTEST) $(addprefix --ignore=,$(STYLE)) -m 'not slow and not long and not vllm and not docker'
 
 # What `make test` leaves out, except for a real vLLM and for what is `long`. These tests wait for their
 # processes most of the time: two workers a core.
@@ -97,7 +100,7 @@ check: $(DEV)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest --quiet tests/test_architecture.py tests/test_repository.py
+	$(PYTEST) --quiet $(STYLE)
 
 PURE_TESTS := $(addprefix tests/,wire request reports learned pods routing queue adapters peers discovery envoy observe) $(wildcard tests/test_*.py)
 coverage: $(DEV)

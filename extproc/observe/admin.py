@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,8 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
+from prometheus_client.samples import Sample
+from prometheus_client.utils import floatToGoString
 
 from extproc.adapters.sources import SourceStatus
 from extproc.observe.interpreter import interpreter
@@ -54,6 +56,7 @@ MAX_DEBUGGING = 16
 clients.
 """
 _OPENMETRICS = "application/openmetrics-text"
+_END = b"# EOF\n"
 
 
 class MetricsServer:
@@ -121,17 +124,50 @@ class MetricsServer:
         for family in self._registry.collect():
             families.append(family)
             await turn()  # requests come first
-        return content_type, await asyncio.to_thread(encode, _Collected(families))
+        return content_type, await asyncio.to_thread(encoded, families, encode)
 
 
 class _Collected:
-    """The families of a registry, to be encoded in a thread."""
+    """A family, as a registry for an encoder."""
 
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = families
+    def __init__(self, family: Metric) -> None:
+        self._family = family
 
     def collect(self) -> Iterable[Metric]:
-        return self._families
+        return (self._family,)
+
+
+def encoded(families: Sequence[Metric], encode: Callable[[Any], bytes]) -> bytes:
+    """Return what a library's encoder makes of families.
+
+    Samples of gauges are written here, in a tenth of the time: with 1,000 pods they are nearly all
+    of the page, and beside the thread that encodes each request waits for the interpreter's lock.
+    """
+    parts, end, texts = list[bytes](), b"", dict[int, str]()
+    for family in families:
+        is_gauge = family.type == "gauge"
+        head = Metric(family.name, family.documentation, family.type, family.unit)
+        part = encode(_Collected(head if is_gauge else family))
+        end = _END if part.endswith(_END) else b""
+        parts.append(part.removesuffix(end))
+        if is_gauge:
+            parts.append("".join(_lines(family.samples, texts)).encode())
+    return b"".join((*parts, end))
+
+
+def _lines(samples: Iterable[Sample], texts: dict[int, str]) -> Iterator[str]:
+    """Yield the line of each; `texts` has those of labels, which many families share."""
+    for sample in samples:
+        labels = sample.labels
+        if (text := texts.get(id(labels))) is None:
+            said = ",".join(f'{name}="{_escaped(labels[name])}"' for name in sorted(labels))
+            text = texts[id(labels)] = f"{{{said}}}" if said else ""
+        value = floatToGoString(sample.value)  # type: ignore[no-untyped-call]
+        yield f"{sample.name}{text} {value}\n"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
 class AdminServer(MetricsServer):

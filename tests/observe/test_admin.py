@@ -14,10 +14,13 @@ import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
-from prometheus_client import CollectorRegistry, Counter
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import Metric, Sample
+from prometheus_client.exposition import choose_encoder
 
-from extproc.observe.admin import MAX_DEBUGGING, describe_snapshot, is_loopback
+from extproc.observe.admin import MAX_DEBUGGING, describe_snapshot, encoded, is_loopback
 from extproc.observe.interpreter import interpreter
 from extproc.types import EndpointView, Snapshot
 from extproc.wire.httpserver import DEFAULT_HTTP_LIMITS, HttpLimit, HttpLimits
@@ -449,3 +452,20 @@ async def test_nothing_is_made_for_those_who_have_left() -> None:
         await admin.get("/debug/decisions")
 
     assert admin.num_described == 1
+
+
+@pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
+@given(st.dictionaries(st.tuples(st.text(), st.text()), st.floats()), st.floats(0, 10), st.text())
+def test_a_metrics_page_is_what_the_library_makes_of_its_families(
+    accept: str, values: Mapping[tuple[str, str], float], seen: float, about: str
+) -> None:
+    registry = CollectorRegistry()
+    gauge = Gauge("of_labels", about, ("first", "b"), registry=registry)
+    for labels, value in values.items():
+        gauge.labels(*labels).set(value)
+    Gauge("alone", "A number", registry=registry, unit="s").set(seen)
+    Counter("things", about, ("of",), registry=registry).labels("x").inc(seen)
+    Histogram("times", about, registry=registry).observe(seen)
+    encode, _ = choose_encoder(accept)
+
+    assert encoded(list(registry.collect()), encode) == encode(registry)
