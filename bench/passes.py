@@ -130,7 +130,7 @@ class Passes:
         return iter(self.router.parts.telemetry.registry.collect())
 
     def _reach(self) -> None:
-        reach = self._routing.router.reach(now=self.router.loop.now)
+        reach = self._routing.router.destinations(now=self.router.loop.now)
         for adapter in self.router.adapters[:_MODELS_ASKED]:
             reach.of(RequestInfo(adapter, adapter))
 
@@ -166,7 +166,7 @@ class Passes:
         yield Pass("a look at pods that list thousands of others' names", self._look, self._see_all)
         for address in router.addresses[:2]:
             self._list(listed, address)
-        yield Pass("upkeep once a second", router.parts.look)
+        yield Pass("upkeep once a second", router.parts.tick)
 
     def of_held(self) -> Iterator[Pass]:
         """Yield what depends on requests that are held."""

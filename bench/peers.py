@@ -168,7 +168,7 @@ class Heard:
             "own",
             router.catalog,
             poke=lambda _: None,
-            look=lambda: None,
+            wake=lambda: None,
             clock=clock,
             say=None,
         )

@@ -86,7 +86,7 @@ class _Pass:
         self.take = None
 
 
-class PassTurns:
+class PassScheduler:
     """Passes that take turns, one in each round of the event loop.
 
     However many there are at a time, what arrives meanwhile waits for one pass and not for all.

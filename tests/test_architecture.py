@@ -109,8 +109,8 @@ ARROWS_IN_LAB = {
 IMPURE = {
     "files": ("blocking", "filewatch", "reading", "refusals", "tls", "yamltext"),
     "wire": (
-        *("certificates", "httpserver", "memory", "ports", "server", "listenertls", "transports"),
-        "turns",
+        *("certificates", "httpserver", "listenertls", "memory", "ports", "server", "transports"),
+        "yielding",
     ),
     "reports": (
         *("loops", "listings", "patience", "podasks", "podclient", "podhttp", "podsecrets"),

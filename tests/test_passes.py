@@ -12,7 +12,7 @@ from extproc.passes import (
     FREE_S,
     REST_RATIO,
     WORK_S,
-    PassTurns,
+    PassScheduler,
     Rests,
     TimerHandle,
     at_once,
@@ -59,7 +59,7 @@ class _Round:
 def test_one_pass_has_its_turn_in_each_round_and_what_is_cancelled_takes_none() -> None:
     made: list[str] = []
     loop = _Round()
-    turns = PassTurns(loop.call_later)
+    turns = PassScheduler(loop.call_later)
     for name in "abcd":
         handle = turns.add(partial(made.append, name))
         if name in "bd":
@@ -77,7 +77,7 @@ def test_one_pass_has_its_turn_in_each_round_and_what_is_cancelled_takes_none() 
 
 def test_where_all_are_cancelled_a_round_does_nothing() -> None:
     loop = _Round()
-    PassTurns(loop.call_later).add(loop.run).cancel()
+    PassScheduler(loop.call_later).add(loop.run).cancel()
 
     loop.run()
 

@@ -115,7 +115,7 @@ WEIGHTS: Final = ("adapter_model.safetensors", "adapter_model.bin", "adapter_mod
 """Of these a pod reads the first one that is there."""
 MAX_CONFIG_BYTES: Final = 1024 * 1024
 """Of `adapter_config.json`: it has 1 KB, and 100 KB where it lists modules one by one."""
-LOOKS_PER_S: Final = 2_000
+CHECKS_PER_S: Final = 2_000
 """Adapters of one root that are looked at in a second, for 15 us of CPU each: with more of them
 each is looked at less often."""
 _CHUNK = 100  # adapters in one call to the disk
@@ -177,11 +177,11 @@ class AdapterFiles:
             return None
         root, folder = place
 
-        def look() -> tuple[Stamp, Result | None]:
+        def read() -> tuple[Stamp, Result | None]:
             return read_stamp(folder), inspect(root, folder, max_rank=max_rank)
 
         try:
-            stamp, problem = await self._roots[root].call(look)
+            stamp, problem = await self._roots[root].call(read)
         except TimeoutError:
             return None
         if path in self._followed:
@@ -208,15 +208,15 @@ class AdapterFiles:
         while True:
             num_seen, was_hung, is_hung = 0, is_hung, False
             try:
-                num_seen = await self._look(root)
+                num_seen = await self._check(root)
             except TimeoutError:
                 is_hung = True
                 if not was_hung:
                     logger.warning("%s does not answer: its adapters are not checked", root.router)
-            await asyncio.sleep(max(self._interval_s, num_seen / LOOKS_PER_S))
+            await asyncio.sleep(max(self._interval_s, num_seen / CHECKS_PER_S))
 
-    async def _look(self, root: Root) -> int:
-        """Look at each adapter of a root once; return how many there are."""
+    async def _check(self, root: Root) -> int:
+        """Check each adapter of a root once; return how many there are."""
         mine = [(path, each) for path, each in self._followed.items() if each.root is root]
         for start in range(0, len(mine), _CHUNK):
             chunk = mine[start : start + _CHUNK]

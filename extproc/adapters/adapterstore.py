@@ -26,7 +26,7 @@ RENEWALS = 3
 """Of a lease while it lasts: two may fail."""
 OnStored = Callable[[Sequence[Declaration], Sequence[Declaration]], Iterable[None] | None]
 
-MAX_TOLD = 3
+MAX_PROBLEMS = 3
 """Contents of the store that cannot be used and are reported; the log has all."""
 
 
@@ -122,7 +122,7 @@ class StoreRunner:
         if store is None:
             return []
         age_s, problems = self._clock() - self._read_at_s, sorted(store.problems.values())
-        problem = store.failure or "; ".join(problems[:MAX_TOLD])
+        problem = store.failure or "; ".join(problems[:MAX_PROBLEMS])
         name = "adapters.store"
         full = "" if self._changes is None else self._changes.full
         return [SourceStatus(name, True, store.is_known, store.is_complete, age_s, problem, full)]

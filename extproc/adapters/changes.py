@@ -17,7 +17,7 @@ from extproc.adapters.stores.writing import BulkError
 from extproc.adapters.tokens import Token, Tokens
 from extproc.phrases import listed, shortened
 
-MAX_TOLD_CHARS = 1000
+MAX_LOGGED_CHARS = 1000
 """Of what is declared, and of an address that somebody wrote, in the line about it."""
 
 WhyNot = Callable[[Declaration], str]
@@ -78,7 +78,10 @@ class Changes:
     async def put(self, request: web.Request, token: Token, declaration: Declaration) -> Put:
         """Declare an adapter, as `check` permits and the request's tag."""
         self.check(request, token, declaration)
-        with self._told(request, token, [declaration.name]), self._room(token, [declaration]):
+        with (
+            self._reporting_no_room(request, token, [declaration.name]),
+            self._room(token, [declaration]),
+        ):
             put = await self._declarations.put(declaration, if_match=tag_in(request), by=token.name)
         self._tell_put(request, token, declaration, put)
         return put
@@ -88,7 +91,7 @@ class Changes:
     ) -> list[Put]:
         """Declare all of these, which `check` permits, or none."""
         names = [each.name for each in declared]
-        with self._told(request, token, names), self._room(token, declared):
+        with self._reporting_no_room(request, token, names), self._room(token, declared):
             puts = await self._declarations.put_all(declared, replaces=replaces, by=token.name)
         for declaration, put in zip(declared, puts, strict=True):
             self._tell_put(request, token, declaration, put)
@@ -97,7 +100,7 @@ class Changes:
     async def remove(self, request: web.Request, token: Token, name: str) -> bool:
         """Delete an adapter; return whether it was declared."""
         self.permit(request, token, name)
-        with self._told(request, token, [name]):
+        with self._reporting_no_room(request, token, [name]):
             was_there = await self._declarations.delete(
                 name, if_match=tag_in(request), by=token.name
             )
@@ -106,7 +109,9 @@ class Changes:
         return was_there
 
     @contextmanager
-    def _told(self, request: web.Request, token: Token, names: Sequence[str]) -> Iterator[None]:
+    def _reporting_no_room(
+        self, request: web.Request, token: Token, names: Sequence[str]
+    ) -> Iterator[None]:
         """Tell where something has no room, and remember that."""
         try:
             yield
@@ -166,13 +171,13 @@ class Changes:
         self, request: web.Request, token: Token, declaration: Declaration, put: Put
     ) -> None:
         if put.change != "none":
-            content = shortened(encode(declaration).decode(), MAX_TOLD_CHARS)
+            content = shortened(encode(declaration).decode(), MAX_LOGGED_CHARS)
             self._tell(request, token, f"{put.change} {declaration.name}: {content}")
 
     def _tell(self, request: web.Request, token: Token, what: str) -> None:
         address = request.remote or "an unknown address"
         if forwarded := request.headers.get("X-Forwarded-For"):
-            address += f", which says it is for {shortened(forwarded, MAX_TOLD_CHARS)!r}"
+            address += f", which says it is for {shortened(forwarded, MAX_LOGGED_CHARS)!r}"
         self._on_change(f"{token.name} at {address}: {what}")
 
 

@@ -37,7 +37,7 @@ MAX_ANSWER_BYTES: Final = 64 * 1024
 MAX_REASON_CHARS: Final = 500
 """Of an engine's reason: vLLM's begins with 80 characters of its own, and names paths."""
 
-_VERDICTS = (HTTPStatus.OK, HTTPStatus.BAD_REQUEST, HTTPStatus.INTERNAL_SERVER_ERROR)
+_STATUSES_WITH_REASON = (HTTPStatus.OK, HTTPStatus.BAD_REQUEST, HTTPStatus.INTERNAL_SERVER_ERROR)
 _NO_RUNTIME = (
     "the server has no such path: it must run with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or have its "
     "adapters from the start"
@@ -193,7 +193,7 @@ def _refusal(status: int, reply: _Reply) -> Result:
     if status == HTTPStatus.NOT_FOUND and reply.detail is not None:
         return Result(Failure.NO_RUNTIME, _NO_RUNTIME)
     reason = reply.reason
-    if reason and status in _VERDICTS:
+    if reason and status in _STATUSES_WITH_REASON:
         return Result(Failure.REFUSED, reason)
     return Result(Failure.ENGINE, describe_status(status) + (f": {reason}" if reason else ""))
 

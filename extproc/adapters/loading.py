@@ -20,7 +20,7 @@ from extproc.meters import Meters
 from extproc.pods.pool import Pool
 from extproc.reports.podsecrets import PodAccess
 from extproc.types import Endpoint
-from extproc.wire.turns import turn
+from extproc.wire.yielding import yield_to_requests
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class Adapters(Generic[OfferT]):
         access: Of our own requests to pods.
         poke: Has a pod's models listed soon.
         clock: Monotonic seconds.
-        on_ticked: Told of deleted adapters that no pod has any more, after each look.
+        on_ticked: Told of deleted adapters that no pod has any more, after each plan.
         is_leading: Whether this router may make all calls; else what its own requests need.
 
     Attributes:
@@ -154,7 +154,7 @@ class Adapters(Generic[OfferT]):
         """
         if offers == self._offers and self._is_declared:
             return
-        while self._look_on():  # one that has begun is of what is declared so far
+        while self._make_pass():  # one that has begun is of what is declared so far
             yield
         self._offers, self._is_declared = offers, False
         self._requests.declare(offers)
@@ -165,7 +165,7 @@ class Adapters(Generic[OfferT]):
         self._peers.declare(declarations)
         yield
         self._requests.show(now=self._clock())
-        self.look()
+        self.wake()
         self._is_declared = True
 
     def set_deleted(self, deleted: Sequence[Declaration]) -> None:
@@ -173,7 +173,7 @@ class Adapters(Generic[OfferT]):
         if deleted != self._deleted:
             self._deleted = deleted
             self.planner.delete(deleted, now=self._clock())
-            self.look()
+            self.wake()
 
     async def wait_until_ready(self, name: str, timeout_s: float) -> bool:
         """Wait until as many pods as should have an adapter; return whether they do in time.
@@ -208,10 +208,10 @@ class Adapters(Generic[OfferT]):
     def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
         """Replace the pods."""
         self._calls.set_endpoints(endpoints)
-        self.look()
+        self.wake()
 
-    def look(self) -> None:
-        """Have a look at what is to be done soon: something is new."""
+    def wake(self) -> None:
+        """Have it planned soon what is to be done: something is new."""
         self._wake.set()
 
     def statuses(self) -> list[dict[str, Any]]:
@@ -276,20 +276,20 @@ class Adapters(Generic[OfferT]):
         """
         now = self._clock()
         self._actions, self._passes = [], self._plan(self._requests.held(now=now), now)
-        while self._look_on():
-            await turn()
+        while self._make_pass():
+            await yield_to_requests()
         for action in self._actions:
             tasks.create_task(self._carry_out(action))
         if is_new:
             self._requests.offer(now=now)
         if self.planner.fleet.is_behind:
-            self.look()
+            self.wake()
         for ticked in self._waiting:
             ticked.set()
         return self.planner.forgotten(now=now)
 
-    def _look_on(self) -> bool:
-        """Make one more pass of the look that has begun; return whether there was one."""
+    def _make_pass(self) -> bool:
+        """Make one more pass of the plan that is being made; return whether there was one."""
         began_s = self._clock()
         actions = next(self._passes, None)
         self._took_s += self._clock() - began_s
@@ -319,10 +319,10 @@ class Adapters(Generic[OfferT]):
         self.planner.finished(action, result, now=self._clock())
         self._poke(action.address)
         self._peers.ended(action.address)
-        self.look()
+        self.wake()
 
     def _on_files(self, sources: Collection[str]) -> None:
         for declaration in self._declarations():
             if declaration.source in sources:
                 self.planner.files_changed(declaration.name, now=self._clock())
-        self.look()
+        self.wake()

@@ -55,7 +55,7 @@ from extproc.adapters.stores.store import Store
 from extproc.adapters.stores.writing import BulkError
 from extproc.adapters.tokens import RequestPlaces, Token, Tokens
 from extproc.wire.httpserver import Handler
-from extproc.wire.turns import turn
+from extproc.wire.yielding import yield_to_requests
 
 MAX_WAITING = 32
 """Requests which wait until pods list an adapter: an equal part for each token; further ones get
@@ -179,13 +179,13 @@ class Registration:
     ) -> web.StreamResponse:
         """Declare all of a list or none, with a reason for each that cannot be declared."""
         replaces = replaces_in(request)
-        items = [each async for each in _in_turns(decode_all(body, MAX_LIST))]
+        items = [each async for each in _with_pauses(decode_all(body, MAX_LIST))]
         if not 1 <= len(items) <= MAX_LIST:
             message = f"A list must have 1 to {MAX_LIST} declarations."
             raise RefusedError(400, "invalid_body", message)
         errors: dict[int, Exception] = {}
         declared: list[Declaration] = []
-        async for number, item in _in_turns(enumerate(items)):
+        async for number, item in _with_pauses(enumerate(items)):
             refusal = item if isinstance(item, Exception) else self._refusal(request, token, item)
             if isinstance(item, Declaration) and refusal is None:
                 declared.append(item)
@@ -204,7 +204,7 @@ class Registration:
                 return refused_list(items, whys, _NOT_ALL_LOADED, mixed=504)
         data = [
             self._answered(declaration, put, has_waited=bool(wait_s))
-            async for declaration, put in _in_turns(zip(declared, puts, strict=True))
+            async for declaration, put in _with_pauses(zip(declared, puts, strict=True))
         ]
         return json_answer({"object": "list", "data": data})
 
@@ -212,10 +212,10 @@ class Registration:
         entries, limit = self._declarations.entries, limit_in(request)
         names = sorted(entries)
         if token.scope.is_limited:
-            names = [name async for name in _in_turns(names) if token.scope.may(name)]
+            names = [name async for name in _with_pauses(names) if token.scope.may(name)]
         first = bisect_right(names, request.query.get("after", ""))
         page = names[first : first + limit]
-        data = [self._described(entries[name]) async for name in _in_turns(page)]
+        data = [self._described(entries[name]) async for name in _with_pauses(page)]
         return json_answer(
             {
                 "object": "list",
@@ -308,12 +308,12 @@ class Registration:
         }
 
 
-async def _in_turns(items: Iterable[T]) -> AsyncIterator[T]:
+async def _with_pauses(items: Iterable[T]) -> AsyncIterator[T]:
     """Yield each, and let other work have its turn now and then: there may be 10,000."""
     for number, item in enumerate(items, start=1):
         yield item
         if number % NUM_AT_ONCE == 0:
-            await turn()
+            await yield_to_requests()
 
 
 class _Load(Struct):

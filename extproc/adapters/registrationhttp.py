@@ -77,8 +77,8 @@ def refusal(
 def _conflict(error: ConflictError, if_match: str | None, hint: str) -> RefusedError:
     headers = {"ETag": f'"{error.tag}"'} if error.tag else None
     if if_match is None:
-        told = f"; {hint} to replace it" if error.tag else ""
-        return RefusedError(409, "conflict", f"{error}{told}.", headers)
+        how = f"; {hint} to replace it" if error.tag else ""
+        return RefusedError(409, "conflict", f"{error}{how}.", headers)
     return RefusedError(412, "precondition_failed", f"{error}.", headers)
 
 

@@ -34,13 +34,13 @@ class TokenFacts(Struct, frozen=True):
     """The facts that decide beside a token's line.
 
     Attributes:
-        has_others: Returns whether a name outside of a scope is declared with a source, or with
-            one above or below it.
+        is_used_outside: Returns whether a name outside of a scope is declared with a source, or
+            with one above or below it.
         is_base: Returns whether pods have a base model of that name, and nobody declares it.
         priority: Returns that of the configured route of a model; None for no route.
     """
 
-    has_others: Callable[[str, TokenScope], bool]
+    is_used_outside: Callable[[str, TokenScope], bool]
     is_base: Callable[[str], bool]
     priority: Callable[[str], int | None]
 
@@ -103,7 +103,7 @@ class TokenScope(Struct, frozen=True):
     def _may_load(self, source: str, known: TokenFacts) -> bool:
         if self.sources:
             return _any(tuple(map(_plain_hub, self.sources)), plain(source))
-        return not self.is_limited or not known.has_others(source, self)
+        return not self.is_limited or not known.is_used_outside(source, self)
 
     def _may_stand_for(self, target: str, known: TokenFacts) -> bool:
         if not self.is_limited and not self.targets:
@@ -137,17 +137,17 @@ class Users:
 
     def __init__(self, sources: Mapping[str, str]) -> None:
         self._sources = {name: plain(source) for name, source in sources.items() if source}
-        self._of_others: dict[tuple[str, ...], tuple[set[str], list[str]]] = {}
+        self._outside: dict[tuple[str, ...], tuple[set[str], list[str]]] = {}
 
-    def has_others(self, source: str, scope: TokenScope) -> bool:
+    def is_used_outside(self, source: str, scope: TokenScope) -> bool:
         """Return whether a name outside of a scope is declared with a source, or with one above or
         below it. The first question about a scope takes some 10 ms of 10,000 names.
         """
-        found = self._of_others.get(scope.names)
+        found = self._outside.get(scope.names)
         if found is None:
             sources = {each for name, each in self._sources.items() if not scope.may(name)}
             sources |= {each for source in sources for each in _as_hub(source)}
-            found = self._of_others[scope.names] = sources, sorted(sources)
+            found = self._outside[scope.names] = sources, sorted(sources)
         sources, in_order = found
         own = plain(source)
         if own.startswith(HUB):

@@ -103,7 +103,7 @@ class Tokens:
 
     def find(self, secret: bytes) -> Token | None:
         """Return the token if it is right. Takes the same time for any that is not."""
-        self._look()
+        self._reload()
         found = None
         for each in self._tokens:
             if hmac.compare_digest(each.secret, secret):
@@ -122,7 +122,7 @@ class Tokens:
         bucket.num_left -= 1
         return 0.0
 
-    def _look(self) -> None:
+    def _reload(self) -> None:
         try:
             stamp: object = read_stamp(self._path)
             if stamp != self._stamp:

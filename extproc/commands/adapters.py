@@ -115,7 +115,7 @@ async def _read(store: Store) -> None:
     from extproc.adapters.stores.store import SETTLED_AFTER
 
     for _ in range(SETTLED_AFTER):
-        await store.look()
+        await store.poll()
     if not store.is_known:
         raise StoreError("nothing was read")
 

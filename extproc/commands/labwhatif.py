@@ -22,12 +22,12 @@ from extproc.lab.trials.report import templates
 from extproc.lab.trials.table import line
 from extproc.lab.trials.whatif import (
     Case,
-    Told,
+    PredictedTime,
     add,
     advice,
+    compare_times,
     missing_s,
     simulate,
-    told,
     without_times,
 )
 from extproc.lab.workload.intervals import Interval
@@ -40,7 +40,7 @@ FITTED_FROM = "h100-8b"
 """The profile that has what a record does not say: sizes and limits."""
 _CALIBRATE = "`extproc lab calibrate` on one of the pods writes one"
 _ADDED = "network, Envoy, router and the pods' servers"
-TOLD = "time", "of", "recorded, ms", "predicted, ms", "difference"
+TIMES = "time", "of", "recorded, ms", "predicted, ms", "difference"
 PROSPECTS = (
     *("policy", "pods", "slots", "served well, %", "more than recorded, points"),
     *("TTFT p50, ms", "TTFT p99, ms", "loads/1,000", "worst adapter, %"),
@@ -129,10 +129,10 @@ def whatif(
         else:
             # A model is not judged by what it was fitted to.
             seen = result if profile else replace(result, warm_up_s=_middle_s(chosen))
-            compared = told(chosen, seen)
+            compared = compare_times(chosen, seen)
             typer.echo(f"\nHow well the model tells what happened ({cases[0].policy}):\n")
-            rows = told_rows(compared)
-            typer.echo(_table(TOLD, rows))
+            rows = time_rows(compared)
+            typer.echo(_table(TIMES, rows))
             if said := advice(compared):
                 raise failure(said, FAILED)
         typer.echo("\nWhat it would have been, with 95 % intervals:\n")
@@ -156,8 +156,8 @@ def _page(about: str, doubt: str, rows: Rows, found: Sequence[Prospect], provena
         .render(
             about=about,
             doubt=doubt,
-            told_heads=TOLD,
-            told_rows=rows,
+            time_heads=TIMES,
+            time_rows=rows,
             heads=PROSPECTS,
             rows=prospect_rows(found),
             bars=_bars(found),
@@ -236,7 +236,7 @@ def _about(whole: Record, chosen: Record) -> str:
     )
 
 
-def told_rows(compared: Sequence[Told]) -> Rows:
+def time_rows(compared: Sequence[PredictedTime]) -> Rows:
     """Return the recorded times beside the predicted ones, in milliseconds."""
     return [
         (

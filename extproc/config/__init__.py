@@ -88,7 +88,7 @@ class Config(Section):
         )
 
     @model_validator(mode="after")
-    def _groups_can_be_told(self) -> Config:
+    def _groups_are_known(self) -> Config:
         discovery, groups = self.discovery, self.pods.groups
         kubernetes = discovery.kubernetes
         if groups and (discovery.dns or (kubernetes and kubernetes.service)):

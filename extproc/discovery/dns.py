@@ -94,13 +94,13 @@ class DnsDiscovery:
     async def run(self) -> None:
         """Look the name up until cancelled."""
         while True:
-            await self.look()
+            await self.resolve()
             await asyncio.sleep(self.interval_s)
 
-    async def look(self) -> None:
+    async def resolve(self) -> None:
         """Look the name up once."""
         try:
-            failure = await self._look()
+            failure = await self._update()
         except Exception as error:  # e.g. a missing resolv.conf
             failure = f"{self.name}: {error}"
         self.num_failures += failure != ""
@@ -110,7 +110,7 @@ class DnsDiscovery:
             self.on_recovery()
         self._failure = failure
 
-    async def _look(self) -> str:
+    async def _update(self) -> str:
         """Look up, and report changes; return the first failure, "" for none."""
         lookup = _Lookup(self._resolver(), self.timeout_s, self._answers)
         endpoints = await self._find(lookup)

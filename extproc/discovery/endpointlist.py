@@ -69,7 +69,7 @@ class EndpointList:
         if self.num_left_out:
             # By address, so that all replicas and Envoy use the same ones.
             endpoints = sorted(endpoints, key=lambda each: each.address)
-            warnings = [_told_left_out(endpoints, self._most)]
+            warnings = [_left_out_warning(endpoints, self._most)]
             endpoints = endpoints[: self._most]
         self._warn(warnings)
         self._readiness.set_endpoints(endpoints, now=self._clock())
@@ -99,7 +99,7 @@ class EndpointList:
             log.error("%s", warnings[0])
 
 
-def _told_left_out(endpoints: Sequence[Endpoint], most: int) -> str:
+def _left_out_warning(endpoints: Sequence[Endpoint], most: int) -> str:
     """Say which of the endpoints, in order, are beyond the most that are used."""
     first, last = endpoints[most].address, endpoints[-1].address
     which = first if first == last else f"{first} to {last}, by address"

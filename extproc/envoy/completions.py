@@ -37,7 +37,7 @@ from extproc.bounds import (
 )
 from extproc.learned.evidence import FULL_STATUSES, Evidence, by_status
 from extproc.meters import Meters
-from extproc.passes import PassTurns, TimerHandle, make_all
+from extproc.passes import PassScheduler, TimerHandle, make_all
 from extproc.pods.completion import Completion
 from extproc.protocol import PICK_ID_KEY, PICK_NAMESPACE
 from extproc.types import Outcome
@@ -115,8 +115,8 @@ class CompletionService:
         on_streams: Called with the number of open access logs whenever it changes.
         on_lost: Called with a stream of Envoy's that has closed.
         reads_load: Entries have the load reports that pods were asked for in response headers.
-        turns: Where all entries of a message but the first few wait, so that requests come in
-            between; None for at once.
+        pass_scheduler: Where all entries of a message but the first few wait, so that requests come
+            in between; None for at once.
     """
 
     on_completion: Callable[[Completion, Hashable], bool | None]
@@ -129,7 +129,7 @@ class CompletionService:
     on_streams: Callable[[int], None] = lambda _: None
     on_lost: Callable[[Hashable], None] = lambda _: None
     reads_load: bool = False
-    turns: PassTurns | None = None
+    pass_scheduler: PassScheduler | None = None
     num_streams: int = 0
 
     def add_metrics(self, meters: Meters) -> None:
@@ -213,30 +213,30 @@ class _Stream:
     service: CompletionService
     call: Call
     _put_off: deque[Iterator[None]] = field(default_factory=deque)
-    _turn: TimerHandle | None = None
+    _next_pass: TimerHandle | None = None
 
     def receive(self, message: bytes) -> None:
         self._put_off.append(self.service.in_passes(message, self))
-        if self.service.turns is None or len(self._put_off) > MAX_PUT_OFF:
+        if self.service.pass_scheduler is None or len(self._put_off) > MAX_PUT_OFF:
             self._read_all()
-        elif self._turn is None:
+        elif self._next_pass is None:
             self._read_on()
 
     def _read_all(self) -> None:
-        if self._turn is not None:
-            self._turn.cancel()
-            self._turn = None
+        if self._next_pass is not None:
+            self._next_pass.cancel()
+            self._next_pass = None
         while self._put_off:
             self._make_pass()
 
     def _read_on(self) -> None:
         """Make a pass, and have the next one wait for its turn."""
-        self._turn = None
+        self._next_pass = None
         try:
             self._make_pass()
         finally:
-            if self._put_off and self.service.turns is not None:
-                self._turn = self.service.turns.add(self._read_on)
+            if self._put_off and self.service.pass_scheduler is not None:
+                self._next_pass = self.service.pass_scheduler.add(self._read_on)
 
     def _make_pass(self) -> None:
         is_over = True

@@ -56,7 +56,7 @@ class EndRecorder(Protocol):
 class Doubts(Protocol):
     """Asks pods what they have, and how they are."""
 
-    def look(self, address: str) -> None:
+    def recheck_models(self, address: str) -> None:
         """The endpoint may have lost a model."""
 
     def doubt(self, address: str) -> None:
@@ -92,7 +92,7 @@ class Endings:
             return False
         address, is_unknown = flight.pod.address, end.outcome is Outcome.UNKNOWN
         if end.verdict is Evidence.NOT_FOUND and pick.request.model:
-            self.pods.look(address)
+            self.pods.recheck_models(address)
         elif is_unknown or (end.verdict in FAILURES and end.outcome is not Outcome.COMPLETED):
             self.pods.doubt(address)
         if not is_unknown:
@@ -139,7 +139,7 @@ class Endings:
         """Ask an endpoint what the end of a request that it has not served may mean."""
         verdict, status, address = completion.verdict, completion.status, completion.address
         if status == _NOT_FOUND and completion.is_from_endpoint and pick.request.model:
-            self.pods.look(address or pick.address)  # it may have lost the model
+            self.pods.recheck_models(address or pick.address)  # it may have lost the model
         if verdict in FAILURES and (verdict is not Evidence.FAILED or status >= _MIN_DOUBTED):
             self.pods.doubt(address or pick.address)
 
@@ -166,14 +166,14 @@ class Endings:
     def tick(self, *, now: float) -> None:
         """End the picks whose end was not reported in time, and say which source is in force."""
         self._settle(now)
-        self.accounting.servers.look(now=now)
+        self.accounting.servers.tick(now=now)
         self.recorder.given_up([each.pick for each in self.accounting.expire(now=now)])
         self._log_changes()
-        self._look_at_logs(now)
+        self._log_sources(now)
 
-    def _look_at_logs(self, now: float) -> None:
+    def _log_sources(self, now: float) -> None:
         accounting = self.accounting
-        found, lost = accounting.look(now=now)
+        found, lost = accounting.check_logs(now=now)
         if lost:
             log.warning(
                 "no access log of Envoy at %s tells how its requests end: the pods' own counts do",

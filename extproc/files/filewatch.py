@@ -41,10 +41,10 @@ class FileWatch:
     async def run(self) -> None:
         """Follow the file until cancelled."""
         while True:
-            self.look()
+            self.poll()
             await asyncio.sleep(self.interval_s)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read the file once."""
         before, self._failure = self._failure, self._take()
         if self._failure and self._failure != before:

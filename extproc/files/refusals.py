@@ -20,7 +20,7 @@ _NO_CA: Final = (
     "what signed it is not a CA: have it signed by one (basicConstraints CA:TRUE, and keyCertSign "
     "where it has a keyUsage)"
 )
-_VERDICTS: Final = {
+_VERIFY_ERRORS: Final = {
     2: _UNKNOWN_ISSUER,
     7: "another CA of the same name signed it, not the one in {trust}: add the new CA there",
     9: "it, or a CA above it, is not valid yet: wait until then, or set the clocks",
@@ -43,7 +43,7 @@ _VERDICTS: Final = {
     68: "a weak hash, as SHA-1, signs it: have it signed with SHA-256",
     79: _NO_CA,
 }
-_VERDICTS[64] = _VERDICTS[62]  # an IP address
+_VERIFY_ERRORS[64] = _VERIFY_ERRORS[62]  # an IP address
 
 # Alerts of TLS: 8446 6.2. The other side refuses ours.
 _ALERTS: Final = {
@@ -73,9 +73,9 @@ _HANDSHAKES: Final = {
     "WRONG_VERSION_NUMBER": _NO_TLS,
 }
 _FILES: Final = {
-    "CA_KEY_TOO_SMALL": _VERDICTS[67],
-    "CA_MD_TOO_WEAK": _VERDICTS[68],
-    "EE_KEY_TOO_SMALL": _VERDICTS[66],
+    "CA_KEY_TOO_SMALL": _VERIFY_ERRORS[67],
+    "CA_MD_TOO_WEAK": _VERIFY_ERRORS[68],
+    "EE_KEY_TOO_SMALL": _VERIFY_ERRORS[66],
     "KEY_TYPE_MISMATCH": "they do not belong together: take the key that the certificate was "
     "made for",
     "NO_CERTIFICATE_OR_CRL_FOUND": "there is no certificate in it: it must be PEM, with "
@@ -134,7 +134,7 @@ def _reason(error: ssl.SSLError) -> str:
 
 
 def _verdict(error: ssl.SSLCertVerificationError, trust: str) -> str:
-    said = _VERDICTS.get(error.verify_code)
+    said = _VERIFY_ERRORS.get(error.verify_code)
     if said is None:
         return error.verify_message
     name = _NOT_VALID_FOR.search(error.verify_message)

@@ -24,13 +24,13 @@ def less(count: Count, other: Count) -> Count:
     return Count(count.num - other.num, max(0, count.num_failed - other.num_failed))
 
 
-def row_log_chance(num: int, num_others: float, num_failed: float) -> float:
+def row_log_chance(num: int, num_elsewhere: float, num_failed: float) -> float:
     """Return the logarithm of the chance that `num` requests in a row fail.
 
     The probability of each is estimated from the ends of requests to other endpoints alone
     (Laplace's rule of succession).
     """
-    failed, total = num_failed + 1, num_others + 2
+    failed, total = num_failed + 1, num_elsewhere + 2
     return lgamma(failed + num) - lgamma(failed) - lgamma(total + num) + lgamma(total)
 
 
@@ -43,16 +43,16 @@ class Strata:
         self.num = self.num_failed = self._num_all_failed = 0
         self._num_expected = self._num_share = 0.0
 
-    def add(self, own: Count, others: Count) -> None:
+    def add(self, own: Count, elsewhere: Count) -> None:
         """Add one kind; where other endpoints had none, no failure of its own can be compared."""
         self.num += own.num
-        if not others.num:
+        if not elsewhere.num:
             return
-        failed = own.num_failed + others.num_failed
+        failed = own.num_failed + elsewhere.num_failed
         self.num_failed += own.num_failed
         self._num_all_failed += failed
-        self._num_expected += own.num * others.num_failed / others.num
-        self._num_share += failed * own.num / (own.num + others.num)
+        self._num_expected += own.num * elsewhere.num_failed / elsewhere.num
+        self._num_share += failed * own.num / (own.num + elsewhere.num)
 
     def excess_ratio(self) -> float:
         """Return how far its failure rate is above that of other endpoints with the same kinds."""

@@ -68,17 +68,17 @@ class Comparison:
         self._all = Tally(MAX_KINDS)
         self._sources = ServedRequests()
         self.recent = RecentEnds(2 * ERROR_BYTES)
-        self._half = 0  # of the window, as of the last turn
+        self._half = 0  # of the window that has begun
 
-    def turn(self, own: EndpointEnds, now: float) -> None:
+    def forget_old(self, own: EndpointEnds, now: float) -> None:
         """Forget what is too long ago."""
         half = int(now // (WINDOW_S / 2))
         if half != self._half:
             self._half = half
-            self._all.turn(half)
-            self._sources.turn(half)
+            self._all.begin_half(half)
+            self._sources.begin_half(half)
         if half != own.tally.half:
-            own.turn(half)
+            own.begin_half(half)
 
     def served(
         self, own: EndpointEnds, address: str, like: Like, num_bytes: int, sent_at_s: float
@@ -134,8 +134,8 @@ class Comparison:
         return self._num_served(own, kind) >= MIN_ANSWERS
 
     def _num_served(self, own: EndpointEnds, kind: Hashable) -> int:
-        others = self._others(own, kind)
-        return others.num - others.num_failed
+        elsewhere = self._elsewhere(own, kind)
+        return elsewhere.num - elsewhere.num_failed
 
     def survives(self, own: EndpointEnds, sent_at_s: float) -> bool:
         """Return whether a row of failures goes on after what was sent then has been served.
@@ -164,7 +164,7 @@ class Comparison:
         row = own.row
         if not (own.is_new(like.source) or is_repeatable):
             return False
-        row.add(like.kind, self._ever_others(own, like.kind), is_rare=is_rare)
+        row.add(like.kind, self._ever_elsewhere(own, like.kind), is_rare=is_rare)
         row.mixed = one_more(row.mixed, self._ever_mixed(own), is_rare=is_rare)
         self.recent.add(sent_at_s, address, has_failed=True)
         self._count(own, like.kind, failed=True)
@@ -174,7 +174,7 @@ class Comparison:
 
     def broke(self, own: EndpointEnds) -> None:
         """Record a failure that no request explains."""
-        own.row.add(ANY, self._ever_others(own, ANY), is_rare=True)
+        own.row.add(ANY, self._ever_elsewhere(own, ANY), is_rare=True)
         self._count(own, ANY, failed=True)
 
     def is_rare_elsewhere(self, own: EndpointEnds) -> bool:
@@ -183,7 +183,7 @@ class Comparison:
 
     def forget(self, own: EndpointEnds) -> None:
         """Forget an endpoint that has left."""
-        own.turn(self._half)  # it may have had no requests for a while
+        own.begin_half(self._half)  # it may have had no requests for a while
         for kind in [*own.tally]:
             self._all.take_back(kind, own.tally)
 
@@ -199,11 +199,11 @@ class Comparison:
         mixed = self._judge_all(own, row)
         found = mixed if mixed.chance < by_kind.chance else by_kind
         beside, among = self.recent.beside(address, row.since_s, row.until_s)
-        num_others = beside.num
+        num_elsewhere = beside.num
         if row.mixed.is_rare and self._is_rarest(own):
-            num_others += NUM_PRIOR
-        chance = exp(row_log_chance(row.mixed.num, num_others, beside.num_failed))
-        excess = 1 - beside.num_failed / num_others if num_others else 0.0
+            num_elsewhere += NUM_PRIOR
+        chance = exp(row_log_chance(row.mixed.num, num_elsewhere, beside.num_failed))
+        excess = 1 - beside.num_failed / num_elsewhere if num_elsewhere else 0.0
         num = max(by_kind.num, mixed.num) if among >= MIN_BESIDE else 0
         return Judgement(num, max(found.chance, chance), min(found.excess, excess))
 
@@ -217,16 +217,17 @@ class Comparison:
         total, log_chance, num_expected = 0, 0.0, 0.0
         is_rarest = self._is_rarest(own)
         for kind, part in by_kind.items():
-            later, window = less(self._ever_others(own, kind), part.since), self._others(own, kind)
-            num_others, num_failed = _comparable(later, window)
+            later = less(self._ever_elsewhere(own, kind), part.since)
+            window = self._elsewhere(own, kind)
+            num_elsewhere, num_failed = _comparable(later, window)
             if kind is ANY:
-                num_others += NUM_PRIOR if _is_rare(window) else 0
-            elif num_others and part.is_rare and is_rarest:
-                num_others += NUM_PRIOR
-            if num_others:
+                num_elsewhere += NUM_PRIOR if _is_rare(window) else 0
+            elif num_elsewhere and part.is_rare and is_rarest:
+                num_elsewhere += NUM_PRIOR
+            if num_elsewhere:
                 total += part.num
-                log_chance += row_log_chance(part.num, num_others, num_failed)
-                num_expected += part.num * num_failed / num_others
+                log_chance += row_log_chance(part.num, num_elsewhere, num_failed)
+                num_expected += part.num * num_failed / num_elsewhere
         return Judgement(total, exp(log_chance), 1 - num_expected / total if total else 0.0)
 
     def _judge_all(self, own: EndpointEnds, row: FailureRow) -> Judgement:
@@ -235,8 +236,8 @@ class Comparison:
         if part is None:
             return Judgement(0, 1.0, 0.0)
         later, window = less(self._ever_mixed(own), part.since), self._mixed(own)
-        num_others, num_failed = _comparable(later, window)
-        if not num_others:
+        num_elsewhere, num_failed = _comparable(later, window)
+        if not num_elsewhere:
             return Judgement(0, 1.0, 0.0)
         num = sum(
             each.num if self._is_known(own, kind) else min(each.num, MAX_OF_KIND)
@@ -244,14 +245,14 @@ class Comparison:
             if kind is not ANY
         )
         if part.is_rare and self._is_rarest(own):
-            num_others += NUM_PRIOR
-        chance = exp(row_log_chance(num, num_others, num_failed))
-        return Judgement(num, chance, 1 - num_failed / num_others)
+            num_elsewhere += NUM_PRIOR
+        chance = exp(row_log_chance(num, num_elsewhere, num_failed))
+        return Judgement(num, chance, 1 - num_failed / num_elsewhere)
 
     def _is_known(self, own: EndpointEnds, kind: Hashable) -> bool:
         """Return whether other endpoints had some requests of a kind and hardly failed."""
-        others = self._others(own, kind)
-        return others.num >= MIN_KNOWN and others.num_failed <= MAX_RARE_RATIO * others.num
+        elsewhere = self._elsewhere(own, kind)
+        return elsewhere.num >= MIN_KNOWN and elsewhere.num_failed <= MAX_RARE_RATIO * elsewhere.num
 
     def judge_rates(self, own: EndpointEnds) -> list[Strata]:
         """Return its failure rates: of what requests may explain, and of what they do not."""
@@ -259,14 +260,14 @@ class Comparison:
         for kind in own.tally:
             if kind is not EACH:
                 stratum = by_itself if kind is ANY else by_request
-                stratum.add(own.tally.of(kind), self._others(own, kind))
+                stratum.add(own.tally.of(kind), self._elsewhere(own, kind))
         return [by_request, by_itself]
 
-    def _others(self, own: EndpointEnds, kind: Hashable) -> Count:
+    def _elsewhere(self, own: EndpointEnds, kind: Hashable) -> Count:
         """Return the other endpoints' counts of a kind within the window."""
         return less(self._all.of(kind), own.tally.of(kind))
 
-    def _ever_others(self, own: EndpointEnds, kind: Hashable) -> Count:
+    def _ever_elsewhere(self, own: EndpointEnds, kind: Hashable) -> Count:
         return less(self._all.ever(kind), own.tally.ever(kind))
 
     def _is_rarest(self, own: EndpointEnds) -> bool:
@@ -275,12 +276,12 @@ class Comparison:
 
     def _mixed(self, own: EndpointEnds) -> Count:
         """Return the other endpoints' counts of all kinds together within the window."""
-        others = self._others(own, ANY)
-        return Count(others.num, others.num_failed + self._others(own, EACH).num)
+        elsewhere = self._elsewhere(own, ANY)
+        return Count(elsewhere.num, elsewhere.num_failed + self._elsewhere(own, EACH).num)
 
     def _ever_mixed(self, own: EndpointEnds) -> Count:
-        others = self._ever_others(own, ANY)
-        return Count(others.num, others.num_failed + self._ever_others(own, EACH).num)
+        elsewhere = self._ever_elsewhere(own, ANY)
+        return Count(elsewhere.num, elsewhere.num_failed + self._ever_elsewhere(own, EACH).num)
 
     def _count(self, own: EndpointEnds, kind: Hashable, *, failed: bool) -> None:
         """Count a request for its endpoint and for all, or for neither."""

@@ -74,9 +74,9 @@ class EndpointEnds:
         self.row = FailureRow()
         self._sources: set[int] = set()
 
-    def turn(self, half: int) -> None:
+    def begin_half(self, half: int) -> None:
         """Start a half of the window, by its number."""
-        self.tally.turn(half)
+        self.tally.begin_half(half)
         self._sources.clear()
 
     def is_new(self, source: int) -> bool:

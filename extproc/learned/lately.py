@@ -16,13 +16,13 @@ class Lately:
 
     def __init__(self, read: Callable[[], tuple[int, ...]]) -> None:
         self._read = read
-        self._turned_s = -WINDOW_S
+        self._rotated_s = -WINDOW_S
         self._last = self._before = read()
 
-    def look(self, *, now: float) -> None:
+    def tick(self, *, now: float) -> None:
         """Forget what is long ago; to be called about once a second."""
-        if now - self._turned_s >= WINDOW_S:
-            self._turned_s, self._before, self._last = now, self._last, self._read()
+        if now - self._rotated_s >= WINDOW_S:
+            self._rotated_s, self._before, self._last = now, self._last, self._read()
 
     def counts(self) -> tuple[int, ...]:
         """Return the growth of each."""

@@ -77,7 +77,7 @@ class _State(Struct):
         if self.lost_s is None:
             self.answers(now)
 
-    def turns(self, can_be_lost: bool, now: float) -> tuple[bool, float] | None:
+    def change(self, can_be_lost: bool, now: float) -> tuple[bool, float] | None:
         """Return whether it is lost or back from now on, and for how long it gave no answer."""
         if self.lost_s is None:
             keeps_failing = self.num_failures > 1 and now - self.failing_s >= PATIENCE_S
@@ -95,7 +95,7 @@ _Change = tuple[str, float, str]
 
 
 class Losses:
-    """Follows which pods are lost. `look` about once a second; its cost is that of the pods.
+    """Follows which pods are lost. `update` about once a second; its cost is that of the pods.
 
     Attributes:
         num_due: Pods that should send reports: ready ones, and those that were so when they were
@@ -122,8 +122,8 @@ class Losses:
         if pod := self._pods.get(address):
             pod[part].fails(shortened(cause, _MAX_CAUSE_CHARS), now)
 
-    def look(self, snapshot: Snapshot) -> list[LogLine]:
-        """Return what has changed since the last look: a line a kind, however many pods."""
+    def update(self, snapshot: Snapshot) -> list[LogLine]:
+        """Return what has changed since the last update: a line a kind, however many pods."""
         now = snapshot.now
         self._pods = {
             view.address: self._pods.get(view.address)
@@ -160,9 +160,9 @@ class Losses:
             models.excuse(now)
         for part, state in pod.items():
             can_be_lost = state is models or view.is_unreachable or not view.is_known
-            turned = state.turns(can_be_lost, now)
-            if turned is not None:
-                yield part, turned[0], (pod_title(view), turned[1], state.cause)
+            change = state.change(can_be_lost, now)
+            if change is not None:
+                yield part, change[0], (pod_title(view), change[1], state.cause)
         self.num_due += view.is_ready or reports.lost_s is not None
         if reports.is_lost:
             self._lost[PodPart.REPORTS].append((pod_name(view), reports.cause))

@@ -197,7 +197,7 @@ class Outliers:
             record.end_trial()
         if not (is_trial or record.cause in (None, Cause.UNREACHABLE)):
             return
-        self._comparison.turn(record.own, now)
+        self._comparison.forget_old(record.own, now)
         if verdict is _SERVED:
             self._comparison.served(record.own, address, like, num_bytes, sent_at_s)
             record.num_judged += 1
@@ -348,7 +348,7 @@ class Outliers:
                 self._rows.discard(address)
             elif record.num_again < NUM_BESIDE and record.own.row.spans(sent_at_s):
                 record.num_again += 1
-                self._comparison.turn(record.own, now)
+                self._comparison.forget_old(record.own, now)
                 cause = self._cause(address, record, is_trial=False)
                 if cause is not None:
                     self.ejections.eject(address, cause, now)
@@ -363,7 +363,7 @@ class Outliers:
 
     def _cause(self, address: str, record: _Record, *, is_trial: bool) -> Cause | None:
         settings, own, comparison = self._settings, record.own, self._comparison
-        if not (is_trial or self._are_others_steady(record)):
+        if not (is_trial or self._are_other_endpoints_steady(record)):
             return None
         max_chance = MAX_CHANCE if comparison.is_rare_elsewhere(own) else MAX_CHANCE_AMID
         num, chance, excess = comparison.judge(own, own.row, address)
@@ -380,7 +380,7 @@ class Outliers:
                     return Cause.FAILURE_RATE
         return None
 
-    def _are_others_steady(self, record: _Record) -> bool:
+    def _are_other_endpoints_steady(self, record: _Record) -> bool:
         """Return whether at least half of the other endpoints do not fail in a row, too: those that
         do get few requests, so that little shows it.
         """
@@ -393,6 +393,6 @@ class Outliers:
         for address, record in self._records.items():
             if record.cause is None or record.why is None or address == failed:
                 continue
-            self._comparison.turn(record.own, now)
+            self._comparison.forget_old(record.own, now)
             if self._comparison.is_shared(record.own, record.why, EXONERATING_CHANCE):
                 self.ejections.readmit(address, now, is_wrong=True)

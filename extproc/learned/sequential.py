@@ -68,7 +68,7 @@ class Judge:
     def __init__(self, share: float, alpha: float = ALPHA) -> None:
         self._share, self._alpha = share, alpha
         self._failures, self._lateness = _Bets(len(FACTORS)), _Bets(len(FACTORS))
-        self._first_tokens, self._others = _Bets(len(SHIFTS)), _Latest()
+        self._first_tokens, self._control = _Bets(len(SHIFTS)), _Latest()
         self.verdict: Verdict | None = None
 
     def ended(
@@ -87,12 +87,12 @@ class Judge:
         if late:
             self._bet(LATENESS, self._lateness, is_arm, FACTORS)
         if ttft_s is not None:
-            score = self._others.score(ttft_s)
+            score = self._control.score(ttft_s)
             if score is not None:
                 odds = [exp(each * score - each * each / 2) for each in SHIFTS]
                 self._bet(FIRST_TOKENS, self._first_tokens, is_arm, odds)
             if not is_arm:
-                self._others.add(ttft_s)
+                self._control.add(ttft_s)
 
     def _bet(self, measure: str, bets: _Bets, is_arm: bool, odds: Iterable[float]) -> None:
         if self.verdict is not None:

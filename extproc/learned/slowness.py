@@ -30,8 +30,8 @@ MIN_BATCH = 2.0
 """Requests. With hardly more than one, the time is that of one alone, and any difference chance."""
 MAX_DRAWN_OUT = 2.0
 """The least time of one alone is low by chance: further out, that would excuse any slowness."""
-MAX_LOOK_S = 5.0
-"""Time that one look counts for at most: a router that was suspended has seen no work."""
+MAX_UPDATE_S = 5.0
+"""Time that one update counts for at most: a router that was suspended has seen no work."""
 
 
 class SlownessSettings(Struct, frozen=True):
@@ -50,25 +50,25 @@ class Slowness(Struct, frozen=True):
     """One pod's time per output token, and that of the other pods of its group."""
 
     token_s: float
-    others_s: float
-    num_others: int
+    group_token_s: float
+    num_compared: int
 
     @property
     def ratio(self) -> float:
         """1 where they are alike."""
-        return self.token_s / self.others_s
+        return self.token_s / self.group_token_s
 
 
 class _State(Struct):
     """One pod's standing, and for how long its work has contradicted that."""
 
     is_slow: bool = False
-    turned_s: float = 0.0
+    contrary_s: float = 0.0
     since_s: float = 0.0  # when it became slow
 
 
 class SlowPods:
-    """Follows which pods are slow. `look` about once a second; its cost is that of the pods.
+    """Follows which pods are slow. `update` about once a second; its cost is that of the pods.
 
     Args:
         group_of: Returns a pod's group by its address.
@@ -83,10 +83,10 @@ class SlowPods:
         self.settings = settings or SlownessSettings()
         self._group_of = group_of
         self._states: dict[str, _State] = {}
-        self._looked_at_s: float | None = None
+        self._updated_s: float | None = None
 
     def is_slow(self, address: str) -> bool:
-        """Return whether a pod was slow at the last look."""
+        """Return whether a pod was slow at the last update."""
         state = self._states.get(address)
         return state is not None and state.is_slow
 
@@ -106,11 +106,11 @@ class SlowPods:
                 found[address] = _compared(decode, place, decodes)
         return found
 
-    def look(self, snapshot: Snapshot) -> list[LogLine]:
-        """Return what has changed since the last look: a line for each pod."""
-        now, before_s = snapshot.now, self._looked_at_s
-        passed_s = 0.0 if before_s is None else min(now - before_s, MAX_LOOK_S)
-        self._looked_at_s = now
+    def update(self, snapshot: Snapshot) -> list[LogLine]:
+        """Return what has changed since the last update: a line for each pod."""
+        now, before_s = snapshot.now, self._updated_s
+        passed_s = 0.0 if before_s is None else min(now - before_s, MAX_UPDATE_S)
+        self._updated_s = now
         found, known = self.compare(snapshot), self._states
         self._states = {
             view.address: known.get(view.address) or _State() for view in snapshot.endpoints
@@ -118,29 +118,29 @@ class SlowPods:
         lines = []
         for view in snapshot.endpoints:
             slowness = found.get(view.address) if view.num_running else None
-            if slowness is not None and self._turns(view.address, slowness, passed_s):
-                lines.append(self._turn(view, slowness, now))
+            if slowness is not None and self._is_to_flip(view.address, slowness, passed_s):
+                lines.append(self._flip(view, slowness, now))
         return lines
 
-    def _turns(self, address: str, slowness: Slowness, passed_s: float) -> bool:
+    def _is_to_flip(self, address: str, slowness: Slowness, passed_s: float) -> bool:
         """Count work; return whether the pod is slow from now on, or has recovered."""
         settings, state = self.settings, self._states[address]
         limit = settings.ratio * (RECOVERY if state.is_slow else 1.0)
         if (slowness.ratio >= limit) is state.is_slow:
-            state.turned_s = 0.0
+            state.contrary_s = 0.0
             return False
-        state.turned_s += passed_s
-        return state.turned_s >= settings.for_s
+        state.contrary_s += passed_s
+        return state.contrary_s >= settings.for_s
 
-    def _turn(self, view: EndpointView, slowness: Slowness, now: float) -> LogLine:
+    def _flip(self, view: EndpointView, slowness: Slowness, now: float) -> LogLine:
         state = self._states[view.address]
-        state.is_slow, state.turned_s = not state.is_slow, 0.0
+        state.is_slow, state.contrary_s = not state.is_slow, 0.0
         figures = (
             pod_title(view),
             duration(slowness.token_s),
             slowness.ratio,
-            duration(slowness.others_s),
-            slowness.num_others,
+            duration(slowness.group_token_s),
+            slowness.num_compared,
         )
         compared = "%s per output token, %.1f times the %s of the other pods of its group (%d)"
         if state.is_slow:
@@ -153,11 +153,11 @@ class SlowPods:
 
 def _compared(own: Decode, place: int, decodes: Sequence[Decode]) -> Slowness:
     """Compare the one at `place` of a group, which is in order of the time per token."""
-    num_others = len(decodes) - 1
-    low, high = (num_others - 1) // 2, num_others // 2
+    num_compared = len(decodes) - 1
+    low, high = (num_compared - 1) // 2, num_compared // 2
     middle = [decodes[each + (each >= place)] for each in (low, high)]
-    others_s = max(_drawn_out(other, own.num_running) for other in middle)
-    return Slowness(own.token_s, others_s, num_others)
+    group_token_s = max(_drawn_out(other, own.num_running) for other in middle)
+    return Slowness(own.token_s, group_token_s, num_compared)
 
 
 def _drawn_out(decode: Decode, num_running: float) -> float:

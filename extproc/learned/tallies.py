@@ -69,7 +69,7 @@ class _Window(Generic[Key, Value]):
         self.new: dict[Key, Value] = {}
         self._old: dict[Key, Value] = {}
 
-    def turn(self, half: int) -> None:
+    def begin_half(self, half: int) -> None:
         """Start a half of the window, by its number, when it is due."""
         if half > self.half:
             self._old = self.new if half == self.half + 1 else {}
@@ -86,11 +86,11 @@ class Tally(_Window[Hashable, Growing]):
         self._limit = limit
         self._ever: dict[Hashable, Count] = {}  # before this half
 
-    def turn(self, half: int) -> None:
+    def begin_half(self, half: int) -> None:
         """Start a half of the window, and forget the kinds that it has no requests of."""
         if half > self.half:
             ever = {kind: self.ever(kind) for kind in self.new}
-            super().turn(half)
+            super().begin_half(half)
             self._ever = {kind: ever[kind] for kind in self._old}
 
     def has_room(self, kind: Hashable) -> bool:

@@ -34,8 +34,8 @@ MAX_ROUTES = 100
 """Further ones are `OTHER`."""
 OTHER = "other"
 
-_PER_LOOK = 16
-"""Responses from one look to the next, which takes 25 us."""
+_PER_FIT = 16
+"""Responses from one fit to the next, which takes 25 us."""
 _SPREAD = 1.4826
 """A normal distribution's standard deviation over its median deviation."""
 
@@ -66,7 +66,7 @@ class _Responses:
         """Record one; return whether all were looked at."""
         self._samples.append(bytes_per_token)
         self._num_unseen += 1
-        if self._num_unseen >= _PER_LOOK and len(self._samples) >= MIN_RESPONSES:
+        if self._num_unseen >= _PER_FIT and len(self._samples) >= MIN_RESPONSES:
             self._num_unseen = 0
             middle = median(self._samples)
             spread = median([abs(each - middle) for each in self._samples])

@@ -43,7 +43,7 @@ from extproc.wire.httpserver import (
     HttpLimits,
     HttpListener,
 )
-from extproc.wire.turns import turn
+from extproc.wire.yielding import yield_to_requests
 
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -82,9 +82,9 @@ class MetricsServer:
         self._host = host
         self._registry = registry
         self._listener = HttpListener(host, port, limits, Counter() if dropped is None else dropped)
-        turns = Pacer()
+        pacer = Pacer()
         self._metrics = {
-            accept: SharedPage(partial(self._make_metrics, accept), turns)
+            accept: SharedPage(partial(self._make_metrics, accept), pacer)
             for accept in ("", _OPENMETRICS)
         }
 
@@ -123,7 +123,7 @@ class MetricsServer:
         families = []
         for family in self._registry.collect():
             families.append(family)
-            await turn()  # requests come first
+            await yield_to_requests()  # requests come first
         return content_type, await asyncio.to_thread(encoded, families, encode)
 
 
@@ -264,7 +264,7 @@ class AdminServer(MetricsServer):
         described = []
         for each in self._decisions(int(asked)):
             described.append(msgspec.json.encode(each))
-            await turn()  # requests come first
+            await yield_to_requests()  # requests come first
         return b'{"decisions": [%b]}' % b", ".join(described)
 
 

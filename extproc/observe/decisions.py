@@ -36,7 +36,7 @@ METHOD = "/extproc.v1.Decisions/Watch"
 
 MAX_PER_PASS = 16
 """Decisions encoded in one pass; one with 100 candidates takes half a millisecond."""
-MAX_LOOKS = 1024
+MAX_FILTERED = 1024
 """Decisions filtered in one pass, for watchers that want few of them."""
 MAX_SHARE = 0.2
 """Largest share of the event loop's time for watchers."""
@@ -155,11 +155,11 @@ class DecisionsService:
     def _pass(self) -> bool:
         """Send every watcher in turn what it has not got; return whether there may be more."""
         messages: dict[tuple[bool, int, bool, bool, int], bytes] = {}
-        num_looks = 0
+        num_filtered = 0
         while behind := [each for each in self._watchers if self._is_behind(each)]:
-            if len(messages) >= MAX_PER_PASS or num_looks >= MAX_LOOKS:
+            if len(messages) >= MAX_PER_PASS or num_filtered >= MAX_FILTERED:
                 return True
-            num_looks += len(behind)
+            num_filtered += len(behind)
             for watcher in behind:
                 record, is_news = self._next(watcher)
                 if watcher.wants(record):
@@ -180,7 +180,7 @@ class DecisionsService:
                     watcher.send(messages[key])
                     watcher.follow(record, ends=ends)
         for watcher in tuple(self._watchers):
-            watcher.end_if_told()
+            watcher.end_if_answered()
         return False
 
     def _is_behind(self, watcher: Watcher) -> bool:

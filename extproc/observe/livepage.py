@@ -24,7 +24,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from extproc.wire.turns import turn
+from extproc.wire.yielding import yield_to_requests
 
 log = logging.getLogger(__name__)
 
@@ -175,7 +175,7 @@ class LivePage:
         for frame in self.compose():
             took_s += self.clock() - began_s
             if not frame:
-                await turn()
+                await yield_to_requests()
             began_s = self.clock()
         return frame, took_s
 

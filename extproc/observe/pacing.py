@@ -74,16 +74,16 @@ class Pacer:
 class SharedPage(Generic[T]):
     """One page for all requests that come before it is begun."""
 
-    def __init__(self, make: Callable[[], Awaitable[T]], turns: Pacer) -> None:
+    def __init__(self, make: Callable[[], Awaitable[T]], pacer: Pacer) -> None:
         self._make = make
-        self._turns = turns
+        self._pacer = pacer
         self._next: asyncio.Task[T] | None = None
 
     async def get(self) -> T:
         """Return the next page. An exception of `make` goes to everyone who waits for that page."""
         if self._next is None:
             # A task of its own: the first to ask may be cancelled.
-            self._next = asyncio.get_running_loop().create_task(self._turns.run(self._begin))
+            self._next = asyncio.get_running_loop().create_task(self._pacer.run(self._begin))
         return await asyncio.shield(self._next)
 
     async def _begin(self) -> T:

@@ -107,7 +107,7 @@ class Recording:
         if decision.sequence:
             self._count(self._routers[router], decision.sequence)
         if decision.pick is not None:
-            self._look_at(decision.pick, decided_s)
+            self._note_pods(decision.pick, decided_s)
             self._open[decision.pick.id] = router, decided_s, decision.pick
             if len(self._open) > MAX_OPEN:
                 yield self._picked(*self._open.pop(next(iter(self._open))))
@@ -167,7 +167,7 @@ class Recording:
             router.num_missed += sequence - router.sequence - 1
         router.sequence = sequence
 
-    def _look_at(self, pick: Pick, decided_s: float) -> None:
+    def _note_pods(self, pick: Pick, decided_s: float) -> None:
         """Remember the pods that there are. A pick's candidates are those that could take it."""
         for each in pick.candidates:
             pod = self._pods.get(each.address)

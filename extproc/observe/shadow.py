@@ -1,7 +1,7 @@
 """A policy in shadow: asked about a share of the decisions after they were made, and compared.
 
 It reads the decisions that are kept anyway, so a request costs nothing more. A look comes every
-`LOOK_S`; decisions drawn since the last one are asked about one by one. The process of the policy
+`POLL_S`; decisions drawn since the last one are asked about one by one. The process of the policy
 (`shadowprocess`) that does not answer is killed, and another one is started after a pause, which
 doubles up to `MAX_PAUSE_S`. Nothing waits for it but this task, and nothing is kept for it but one
 question.
@@ -34,16 +34,16 @@ from extproc.observe.shadowing import (
 from extproc.observe.shadowprocess import ShadowError, ShadowProcess, started
 from extproc.pods.completion import Shadowed
 from extproc.types import EndpointView, Pick
-from extproc.wire.turns import turn
+from extproc.wire.yielding import yield_to_requests
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.02
-"""Between two looks at the decisions."""
+POLL_S = 0.02
+"""Between two polls of the decisions."""
 MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 """Between two processes. The first pause comes again after one that has lived for the last."""
-MAX_LOOKED = 256
-"""Decisions of one look; as many are kept at least."""
+MAX_PER_POLL = 256
+"""Decisions of one poll; as many are kept at least."""
 ROWS_A_PASS = 64
 """Views that are encoded before requests go on."""
 BEHIND, BUDGET = "behind", "budget"
@@ -129,10 +129,10 @@ class Shadow:
             self._spend(process.cpu_s, settings)
             last = self._decisions.num_published
             while True:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
                 num_new = self._decisions.num_published - last
                 last += num_new
-                records = self._decisions.newest(min(num_new, MAX_LOOKED))
+                records = self._decisions.newest(min(num_new, MAX_PER_POLL))
                 self._num_skipped[BEHIND] += settings.share * (num_new - len(records))
                 for record in records:
                     pick = record.decision
@@ -154,7 +154,7 @@ class Shadow:
         parts = list[Raw]()
         while len(views) < num:
             if views:
-                await turn()  # requests come first
+                await yield_to_requests()  # requests come first
             began_s = self._cpu_clock()
             rows = range(len(views), min(len(views) + ROWS_A_PASS, len(pick.candidates)))
             if not rows:  # they were forgotten meanwhile

@@ -90,7 +90,7 @@ class Watcher:
         if self.request.request and isinstance(record.decision, Pick):
             (self._followed.discard if ends else self._followed.add)(record.decision.id)
 
-    def end_if_told(self) -> None:
+    def end_if_answered(self) -> None:
         """End a call about one request that has been sent with its end."""
         if self.request.request and not self._followed:
             self.end(Code.OK, "")

@@ -84,7 +84,7 @@ class AdapterPeers:
         router_id: Of this one.
         catalog: Learns which adapters cannot be loaded; its planner knows the state of adapters.
         poke: Has a pod's models listed soon.
-        look: Called when there is something to be done.
+        wake: Called when there is something to be done.
         clock: Monotonic seconds.
         say: Sends an update to all other routers; None where there are none. Their updates come by
             `hear`, and `forget` reports that one is gone.
@@ -96,7 +96,7 @@ class AdapterPeers:
         catalog: Catalog,
         *,
         poke: Callable[[str], None],
-        look: Callable[[], None],
+        wake: Callable[[], None],
         clock: Callable[[], float],
         say: Callable[[AdapterUpdate], None] | None,
     ) -> None:
@@ -104,7 +104,7 @@ class AdapterPeers:
         self._updates: dict[str, tuple[float, AdapterUpdate]] = {}
         self._leaving: dict[tuple[str, str], float] = {}
         self._catalog = catalog
-        self._poke, self._look, self._clock = poke, look, clock
+        self._poke, self._wake, self._clock = poke, wake, clock
         self._declared = 0
         self._changed: dict[str, None] = {}
         self._said: AdapterUpdate | None = None
@@ -125,12 +125,12 @@ class AdapterPeers:
         if len(self._leaving) < MAX_LEAVING:
             self._leaving.update(dict.fromkeys(update.leaving, now + LEAVING_S))
         if before is None or before[1] != update:
-            self._look()
+            self._wake()
 
     def forget(self, router_id: str) -> None:
         """Forget a router that is gone."""
         self._updates.pop(router_id, None)
-        self._look()
+        self._wake()
 
     async def wait(self, action: Action) -> None:
         """Give the other routers time to send no more requests for adapters that are to be

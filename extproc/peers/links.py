@@ -20,14 +20,14 @@ class Links:
     """All links of this process, whoever dialled.
 
     Attributes:
-        num_told: Picks sent, once for each router.
-        num_untold: Updates not sent because a link was slow.
+        num_sent: Picks sent, once for each router.
+        num_unsent: Updates not sent because a link was slow.
     """
 
     def __init__(self) -> None:
         self._sessions: list[PeerLink] = []
         self._telling: dict[str, PeerLink] = {}
-        self.num_told = self.num_untold = 0
+        self.num_sent = self.num_unsent = 0
 
     def __iter__(self) -> Iterator[PeerLink]:
         return iter(list(self._sessions))
@@ -56,9 +56,9 @@ class Links:
         for session in [*self._telling.values()]:
             try:
                 if session.post(message):
-                    self.num_told += num_picks
+                    self.num_sent += num_picks
                 else:
-                    self.num_untold += 1
+                    self.num_unsent += 1
             except Exception as error:
                 failures.append(error)
         if failures:

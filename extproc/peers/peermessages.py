@@ -23,7 +23,7 @@ from extproc.pods.picksums import (
 from extproc.queue import Waiting
 from extproc.queue.waiting import MAX_AHEAD, Ahead
 
-MAX_TOLD = 256
+MAX_ENTRIES = 256
 """Entries of each list in a message about adapters."""
 MAX_REASON_CHARS = 512
 """Longest reason, and message, of an adapter that cannot be loaded; longer ones are shortened."""
@@ -47,29 +47,29 @@ class PickUpdate(Struct, frozen=True):
 def encode(update: PickUpdate) -> bytes:
     """Return the message."""
     message, sums = peers_pb2.PeerMessage(), update.sums
-    told = message.sums
-    told.is_whole, told.first = sums.is_whole, sums.first
-    told.changes.extend(sums.changes)
+    encoded = message.sums
+    encoded.is_whole, encoded.first = sums.is_whole, sums.first
+    encoded.changes.extend(sums.changes)
     if sums.places:
         names: dict[str, int] = {}
         numbers: list[int] = []
         for (address, adapter, flow, priority), num, num_sequences in sums.places:
             numbers += [names.setdefault(each, len(names)) for each in (address, adapter, flow)]
             numbers += priority, num, num_sequences
-        told.names.extend(names)
-        told.places.extend(numbers)
+        encoded.names.extend(names)
+        encoded.places.extend(numbers)
     if update.waiting is not None:
-        _encode_waiting(update.waiting, told.waiting)
+        _encode_waiting(update.waiting, encoded.waiting)
     return message.SerializeToString()
 
 
-def decode(told: peers_pb2.Sums) -> PickUpdate:
+def decode(message: peers_pb2.Sums) -> PickUpdate:
     """Return what a message tells, as far as it is within the bounds."""
-    names = told.names[:]
-    places = _places(names, told.places[: NUM_OF_PLACE * MAX_PLACES]) if names else ()
-    waiting = _waiting(told.waiting) if told.HasField("waiting") else None
-    changes = told.changes[: NUM_OF_CHANGE * MAX_CHANGES]
-    return PickUpdate(Sums(told.is_whole, told.first, places, changes), waiting)
+    names = message.names[:]
+    places = _places(names, message.places[: NUM_OF_PLACE * MAX_PLACES]) if names else ()
+    waiting = _waiting(message.waiting) if message.HasField("waiting") else None
+    changes = message.changes[: NUM_OF_CHANGE * MAX_CHANGES]
+    return PickUpdate(Sums(message.is_whole, message.first, places, changes), waiting)
 
 
 def _places(names: list[str], numbers: list[int]) -> list[PlaceSum]:
@@ -89,26 +89,26 @@ def _places(names: list[str], numbers: list[int]) -> list[PlaceSum]:
     return places
 
 
-def _encode_waiting(waiting: Waiting, told: peers_pb2.Waiting) -> None:
+def _encode_waiting(waiting: Waiting, message: peers_pb2.Waiting) -> None:
     addresses = waiting.addresses[:MAX_ENDPOINTS]
     num_bytes = (len(addresses) + 7) // 8
-    told.SetInParent()  # nobody waits is an update, too
-    told.addresses.extend(addresses)
+    message.SetInParent()  # nobody waits is an update, too
+    message.addresses.extend(addresses)
     for first in waiting.ahead:
         if abs(first.priority) <= MAX_PRIORITY:
-            told.ahead.add(
+            message.ahead.add(
                 priority=first.priority,
                 left_ms=whole(first.until_s * 1e3, _MAX_AGE_MS),
                 reach=_bits(first.reach, num_bytes),
             )
 
 
-def _waiting(told: peers_pb2.Waiting) -> Waiting:
+def _waiting(message: peers_pb2.Waiting) -> Waiting:
     ahead = (
         Ahead(each.priority, each.left_ms / 1e3, _reach(each.reach))
-        for each in islice(told.ahead, MAX_AHEAD)
+        for each in islice(message.ahead, MAX_AHEAD)
     )
-    addresses = tuple(each[:MAX_ADAPTER_CHARS] for each in islice(told.addresses, MAX_ENDPOINTS))
+    addresses = tuple(each[:MAX_ADAPTER_CHARS] for each in islice(message.addresses, MAX_ENDPOINTS))
     return Waiting(addresses, tuple(ahead))
 
 
@@ -123,35 +123,35 @@ def _reach(bits: bytes) -> int:
 def encode_adapters(update: AdapterUpdate) -> bytes:
     """Return the message; what is beyond a bound is left out."""
     message = peers_pb2.PeerMessage()
-    told = message.adapters
-    told.loads, told.declared = update.loads, update.declared
-    told.wanted.extend(_names(update.wanted))
-    told.changed.extend(_names(update.changed))
-    for each in islice(update.failed, MAX_TOLD):
+    encoded = message.adapters
+    encoded.loads, encoded.declared = update.loads, update.declared
+    encoded.wanted.extend(_names(update.wanted))
+    encoded.changed.extend(_names(update.changed))
+    for each in islice(update.failed, MAX_ENTRIES):
         reason, text = (plain(text, MAX_REASON_CHARS) for text in (each.reason, each.message))
-        told.failed.add(name=each.name, reason=reason, message=text)
-    for address, name in islice(update.leaving, MAX_TOLD):
-        told.leaving.add(address=address, name=name)
+        encoded.failed.add(name=each.name, reason=reason, message=text)
+    for address, name in islice(update.leaving, MAX_ENTRIES):
+        encoded.leaving.add(address=address, name=name)
     return message.SerializeToString()
 
 
-def decode_adapters(told: peers_pb2.Adapters) -> AdapterUpdate:
+def decode_adapters(message: peers_pb2.Adapters) -> AdapterUpdate:
     """Return what a message tells of adapters, as far as it is within the bounds."""
     failed = (
         LoadTrouble(each.name, each.reason[:MAX_REASON_CHARS], each.message[:MAX_REASON_CHARS])
-        for each in islice(told.failed, MAX_TOLD)
+        for each in islice(message.failed, MAX_ENTRIES)
     )
-    leaving = ((each.address, each.name) for each in islice(told.leaving, MAX_TOLD))
+    leaving = ((each.address, each.name) for each in islice(message.leaving, MAX_ENTRIES))
     return AdapterUpdate(
-        told.loads,
-        told.declared,
-        _names(told.wanted),
+        message.loads,
+        message.declared,
+        _names(message.wanted),
         tuple(failed),
-        _names(told.changed),
+        _names(message.changed),
         tuple(each for each in leaving if max(map(len, each)) <= MAX_ADAPTER_CHARS),
     )
 
 
 def _names(names: Iterable[str]) -> tuple[str, ...]:
-    first = islice(names, MAX_TOLD)
+    first = islice(names, MAX_ENTRIES)
     return tuple(each for each in first if plain(each, MAX_ADAPTER_CHARS) == each)

@@ -50,14 +50,14 @@ class Telling:
         self._call_later, self._clock, self._observers = call_later, clock, observers
         self._sums = PickSums()
         self._flights: Iterable[InFlight] = ()
-        self._waiting = self._told = NOBODY
+        self._waiting = self._sent_waiting = NOBODY
         self._is_due = False
-        self._told_at_s = self._whole_at_s = self._next_whole_s = -inf
+        self._sent_at_s = self._whole_at_s = self._next_whole_s = -inf
 
     @property
-    def num_untold(self) -> int:
+    def num_left_out(self) -> int:
         """Picks that were not told: they were at too many places."""
-        return self._sums.num_untold
+        return self._sums.num_left_out
 
     def started(self, flight: InFlight, *, is_new: bool) -> None:
         """Tell of a pick, or that it has moved."""
@@ -93,15 +93,15 @@ class Telling:
     def _schedule(self) -> None:
         if not self._is_due:
             self._is_due = True
-            rest_s = self._told_at_s + FLUSH_S - self._clock()
+            rest_s = self._sent_at_s + FLUSH_S - self._clock()
             self._call_later(max(0.0, rest_s), self._flush)
 
     def _flush(self) -> None:
         self._is_due, now = False, self._clock()
-        self._told_at_s = now
+        self._sent_at_s = now
         sums, waiting = self._sums.take(now=now), None
-        if self._waiting != self._told:
-            self._told, waiting = self._waiting, self._waiting.shifted(-now)
+        if self._waiting != self._sent_waiting:
+            self._sent_waiting, waiting = self._waiting, self._waiting.shifted(-now)
         if sums is not None or waiting is not None:
             self._tell(PickUpdate(sums or Sums(), waiting))
 
@@ -169,17 +169,17 @@ class Hearing:
 
     def add_metrics(self, meters: Meters) -> None:
         """Register the metrics of the messages between routers."""
-        told, telling, links = self._router.pool.peer_picks, self._telling, self.links
+        peer_picks, telling, links = self._router.pool.peer_picks, self._telling, self.links
         meters.add_gauge(
             "told_in_flight",
             "Unfinished picks of other routers, by their own reports.",
-            lambda: told.num_in_flight,
+            lambda: peer_picks.num_in_flight,
         )
         meters.add_counters(
             "told_picks",
             "Picks that routers sent to each other. out: once for each router. in: received.",
             "direction",
-            lambda: {"in": told.num_received, "out": links.num_told},
+            lambda: {"in": peer_picks.num_received, "out": links.num_sent},
         )
         meters.add_counters(
             "told_dropped",
@@ -188,9 +188,9 @@ class Hearing:
             "(16,384 of a router, or 65,536): received and not counted.",
             "reason",
             lambda: {
-                "untold": telling.num_untold,
-                "slow_link": links.num_untold,
-                **told.num_ignored,
+                "untold": telling.num_left_out,
+                "slow_link": links.num_unsent,
+                **peer_picks.num_ignored,
             },
         )
 

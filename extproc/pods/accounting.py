@@ -148,7 +148,7 @@ class Accounting:
             counted[PAGES if self._settings.source is EndSource.SCRAPE else RESPONSE] = 1
         return counted
 
-    def look(self, *, now: float) -> tuple[list[str], list[str]]:
+    def check_logs(self, *, now: float) -> tuple[list[str], list[str]]:
         """Return the Envoys whose logs tell again, and those whose logs have ceased to.
 
         Call it about once a second.
@@ -265,12 +265,12 @@ class Accounting:
             return _bounded(flight, tokens, ended_s - since_s)
         num_tokens = None if tokens is None else (1 + tokens) * request.num_sequences
         if request.num_sequences == 1:
-            told = self.tpots.record(request.claim, num_bytes, streamed_s, num_tokens)
+            learned_tokens = self.tpots.record(request.claim, num_bytes, streamed_s, num_tokens)
         else:  # nobody knows whose tokens took how long
-            told = self.tpots.tokens_of(request.claim, num_bytes)
-        if told is None and num_tokens is None:  # it began before all that is remembered
+            learned_tokens = self.tpots.tokens_of(request.claim, num_bytes)
+        if learned_tokens is None and num_tokens is None:  # it began before all that is remembered
             return _bounded(flight, None, ended_s - since_s)
-        return num_tokens if told is None else told
+        return num_tokens if learned_tokens is None else learned_tokens
 
     def refused(self, pick_id: str, request_id: str, address: str, *, now: float) -> bool:
         """Record that an endpoint refused a pick as it is full; the data plane tries another.

@@ -136,7 +136,7 @@ class Columns:
             for adapter in {**were_pending, **pending}:
                 if were_pending.get(adapter) != pending.get(adapter):
                     self.count(row, adapter, pending.get(adapter, 0))
-        self.look(row)
+        self.refresh(row)
 
     def count(self, row: int, adapter: str, num: int) -> None:
         """Replace the number of an adapter's unfinished requests at a row, whose load is written
@@ -172,7 +172,7 @@ class Columns:
             if adapter not in resident[0] and adapter not in resident[1]:
                 self.moved.add(row)
 
-    def look(self, row: int) -> None:
+    def refresh(self, row: int) -> None:
         """Learn what is resident at a row."""
         resident = self._sources[row].arrange()
         before, pending = self._states[row]
@@ -233,7 +233,7 @@ class Columns:
         rows = self._holders.get(adapter, _NONE)
         if self.moved:
             for row in self.moved.intersection(rows):
-                self.look(row)
+                self.refresh(row)
             rows = self._holders.get(adapter, _NONE)
         return rows
 
@@ -248,7 +248,7 @@ class Columns:
     def load_s(self, row: int, adapter: str) -> float:
         """Return how long an adapter's load takes at a row."""
         if row in self.moved:
-            self.look(row)
+            self.refresh(row)
         gpu_adapters, cpu_adapters, _ = self._states[row][0]
         return self.costs[row].load_s(adapter, gpu_adapters, cpu_adapters)
 
@@ -268,9 +268,9 @@ class Columns:
     def views(self) -> Sequence[EndpointView]:
         """The views of all rows. O(1) for each row that has changed since the last time."""
         while self.moved:
-            self.look(next(iter(self.moved)))
+            self.refresh(next(iter(self.moved)))
         for row in self.outdated:
-            self.look(row)  # adapters may be in another order
+            self.refresh(row)  # adapters may be in another order
             self._views[row] = _view(*self.taken(row), self._sources[row].fields())
             self._own(row)
         self.outdated.clear()

@@ -52,7 +52,7 @@ class Flights:
 
     Args:
         find: Returns the endpoint with an address, if it is in the pool.
-        told: The picks of other routers.
+        peer_picks: The picks of other routers.
         queue: Told of room.
         observer: Follows what is counted here.
 
@@ -65,7 +65,7 @@ class Flights:
         self,
         find: Callable[[str], EndpointState | None],
         *,
-        told: PeerPicks,
+        peer_picks: PeerPicks,
         prefix_index: PrefixIndex,
         outliers: Outliers,
         disbelief: Disbelief,
@@ -73,7 +73,7 @@ class Flights:
         observer: PickObserver | None,
     ) -> None:
         self._find = find
-        self._told = told
+        self._peer_picks = peer_picks
         self._prefix_index = prefix_index
         self._outliers, self._disbelief = outliers, disbelief
         self._usual_s = USUAL_S
@@ -97,7 +97,7 @@ class Flights:
     @property
     def num_alike(self) -> int:
         """The routers that do not tell us of their picks, and this one: all send as much."""
-        return max(1, self.num_routers - self._told.num_routers)
+        return max(1, self.num_routers - self._peer_picks.num_routers)
 
     def start(self, pick: Pick, *, now: float) -> None:
         """Count a request that is sent to `pick.address` now.
@@ -277,7 +277,7 @@ class Flights:
         num_alike = 1 if self.num_routers == 1 else self.num_alike
         trial = self._outliers.begin(address, now=now)
         load, report = pod.load, pod.reports.report
-        num_beside = load.num_sequences + load.foreign.num_told + load.foreign.num_foreign
+        num_beside = load.num_sequences + load.foreign.num_from_peers + load.foreign.num_foreign
         if report is not None and report.num_running + report.num_waiting > num_beside:
             num_beside = report.num_running + report.num_waiting
         flight = InFlight(
@@ -371,13 +371,13 @@ def _lost(
 ) -> list[Flight]:
     """Return the picks whose end is lost, of the `old` ones of which a report shows `total`."""
     whole_from_s, lost_before_s = trust.whole_from_s, pod.ours.served_s - trust.lost_after_s
-    doubtful, is_untold = [], True
+    doubtful, is_never_whole = [], True
     for each in old:
         from_s = whole_from_s(each, now)
         if each.started_at_s < max(from_s, lost_before_s):
             doubtful.append(each)
-        is_untold = is_untold and from_s == inf
-    if is_untold:
+        is_never_whole = is_never_whole and from_s == inf
+    if is_never_whole:
         return doubtful[: len(old) - total]
     pages, by_s = pod.reports.pages, now - HEARD_S
     pages.append((now, total))

@@ -50,12 +50,12 @@ class ForeignRequests:
     """Counts other routers' requests on one endpoint; as its reports do, by sequences.
 
     Attributes:
-        num_told: Their sequences that have not ended, of `num_requests`.
+        num_from_peers: Their sequences that have not ended, of `num_requests`.
         num_foreign: Further requests by the last report: of routers that send us no picks.
         adapters: Adapters that the last report names and that may be of routers that send us no
             picks.
         num_reported: Requests that the last report leaves beside ours.
-        num_before: Of `num_told`, those that began before the last report.
+        num_before: Of `num_from_peers`, those that began before the last report.
         counts_first: The requests that the next report shows count for the choice at once: routers
             that choose by reports have not looked yet.
     """
@@ -63,7 +63,7 @@ class ForeignRequests:
     def __init__(self) -> None:
         self.adapters: dict[str, int] = {}
         self.num_foreign = self.num_reported = self.num_before = 0
-        self.num_told = self.num_requests = 0
+        self.num_from_peers = self.num_requests = 0
         self._steady = SteadyMinimum()
         self._total = self._shown = 0  # of the last report, and foreign when that became so
         self._reported_at_s = -inf
@@ -79,14 +79,14 @@ class ForeignRequests:
     def num_since(self, at_s: float) -> int:
         """Return how many of the sequences told began after some time."""
         if at_s == -inf:
-            return self.num_told
+            return self.num_from_peers
         num_since = 0
-        for told_s, began_s, num in reversed(self._young):
-            if told_s <= at_s:
+        for heard_s, began_s, num in reversed(self._young):
+            if heard_s <= at_s:
                 break  # and all that was told before
             if began_s > at_s:
                 num_since += num
-        return min(max(0, num_since), self.num_told)
+        return min(max(0, num_since), self.num_from_peers)
 
     def restart(self) -> None:
         """Forget how long other routers' requests have been there."""
@@ -95,25 +95,25 @@ class ForeignRequests:
     def began(self, num: int, num_sequences: int, now: float) -> None:
         """Count requests that have just begun."""
         self.num_requests += num
-        self.num_told += num_sequences
+        self.num_from_peers += num_sequences
         self._young.append((now, now, num_sequences))
 
     def ended(self, num: int, num_sequences: int, began_s: float, now: float) -> None:
         """Stop counting requests that began at some time, and of which it is told now."""
         self.num_requests -= num
-        self.num_told -= num_sequences
+        self.num_from_peers -= num_sequences
         self._young.append((now, began_s, -num_sequences))
         if began_s <= self._reported_at_s:
             self.num_before = max(0, self.num_before - num_sequences)
-        if self.num_before > self.num_told:
-            self.num_before = self.num_told
+        if self.num_before > self.num_from_peers:
+            self.num_before = self.num_from_peers
 
     def recount(self, num: int, num_sequences: int) -> None:
         """Count so many more that were not told when they began, or less that ended untold."""
         self.num_requests += num
-        self.num_told += num_sequences
+        self.num_from_peers += num_sequences
         if self._reported_at_s > -inf:
-            self.num_before = min(max(0, self.num_before + num_sequences), self.num_told)
+            self.num_before = min(max(0, self.num_before + num_sequences), self.num_from_peers)
         if num_sequences > 0:  # the report has counted them already
             self.num_foreign = max(0, self.num_foreign - num_sequences)
 
@@ -150,8 +150,8 @@ class ForeignRequests:
         self._reported_at_s = now
         total = report.num_running + report.num_waiting
         self.num_reported = max(0, total - num_ours)
-        self.num_before = self.num_told
-        self.num_foreign = max(0, self.num_reported - self.num_told)
+        self.num_before = self.num_from_peers
+        self.num_foreign = max(0, self.num_reported - self.num_from_peers)
         if self.counts_first:
             self.counts_first = False
             self._steady.rise(self.num_foreign)

@@ -119,16 +119,16 @@ class PeerPicks:
 
     # --- inside -----------------------------------------------------------------------------
 
-    def _replace(self, router: _Teller, told: Sequence[PlaceSum], now: float) -> None:
+    def _replace(self, router: _Teller, sums: Sequence[PlaceSum], now: float) -> None:
         before = router.places
         router.places = {
-            each.place: before.pop(each.place) for each in told if each.place in before
+            each.place: before.pop(each.place) for each in sums if each.place in before
         }
         for gone in before.values():
             self._recount(gone, 0, 0, now)
             self._release(gone)
-        router.numbered = [self._place(router, each.place) for each in told]
-        for place, each in zip(router.numbered, told, strict=True):
+        router.numbered = [self._place(router, each.place) for each in sums]
+        for place, each in zip(router.numbered, sums, strict=True):
             if place is not None and (place.num, place.num_sequences) != each[1:]:
                 num, num_sequences = each.num, _sequences(each.num, each.num_sequences)
                 most = place.num + self._room(router)
@@ -181,13 +181,13 @@ class PeerPicks:
         bounds = self._bounds
         return min(bounds.max_per_router - router.num, bounds.max_picks - self.num_in_flight)
 
-    def _place(self, router: _Teller, told: Place) -> PeerPlace | None:
+    def _place(self, router: _Teller, named: Place) -> PeerPlace | None:
         """Return a place, which may be new; None where there is no room."""
-        if (place := router.places.get(told)) is None:
+        if (place := router.places.get(named)) is None:
             if self._num_places >= self._bounds.max_places:
                 return None
             self._num_places += 1
-            place = router.places[told] = PeerPlace(router, *told)
+            place = router.places[named] = PeerPlace(router, *named)
         if place.there is None and (pod := self._find(place.address)) is not None:
             place.there = pod.peers
             pod.peers.places[place] = None

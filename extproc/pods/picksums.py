@@ -94,13 +94,13 @@ class PickSums:
     """Sums up the picks of this router.
 
     Attributes:
-        num_untold: Requests that are in no update: too many places.
+        num_left_out: Requests that are in no update: too many places.
     """
 
     def __init__(self) -> None:
-        self.num_untold = 0
+        self.num_left_out = 0
         self._numbers: dict[Place, int] = {}
-        self._told: list[Place] = []  # the same places, as they are told
+        self._sent_places: list[Place] = []  # the same places, as they are sent
         self._new = 0  # number of the first that is in no update yet
         self._num_name_bytes, self._is_full = 0, False
         self._changes: tuple[dict[int, list[float]], ...] = ({}, {}, {})
@@ -131,8 +131,8 @@ class PickSums:
             changes.clear()
         if not flat:
             return None
-        first, self._new = self._new, len(self._told)
-        return Sums(False, first, [PlaceSum(each) for each in self._told[first:]], flat)
+        first, self._new = self._new, len(self._sent_places)
+        return Sums(False, first, [PlaceSum(each) for each in self._sent_places[first:]], flat)
 
     def whole(self, flights: Iterable[InFlight]) -> Sums:
         """Return all that is in flight; changes that were not taken are in it."""
@@ -146,24 +146,24 @@ class PickSums:
                 count[1] += num
         if self._is_full or len(self._numbers) > 2 * len(counts) + NUM_KEPT:
             self._numbers.clear()
-            self._told.clear()
+            self._sent_places.clear()
             self._num_name_bytes, self._is_full = 0, False
         for place, (num, _) in counts.items():
             if place not in self._numbers and not self._add(place):
-                self.num_untold += num
-        self._new = len(self._told)
+                self.num_left_out += num
+        self._new = len(self._sent_places)
         for changes in self._changes:
             changes.clear()
-        numbered = zip(self._numbers, self._told, strict=True)
+        numbered = zip(self._numbers, self._sent_places, strict=True)
         return Sums(
-            True, 0, [PlaceSum(told, *counts.get(each, _NOTHING)) for each, told in numbered]
+            True, 0, [PlaceSum(sent, *counts.get(each, _NOTHING)) for each, sent in numbered]
         )
 
     def _count(self, kind: int, flight: InFlight, amount: float, tokens: float) -> None:
         place = _place_of(flight)
         if (number := self._numbers.get(place)) is None:
             if not self._add(place):
-                self.num_untold += 1
+                self.num_left_out += 1
                 return
             number = self._numbers[place]
         changes, num = self._changes[kind], flight.pick.request.num_sequences
@@ -189,7 +189,7 @@ class PickSums:
             return False
         self._num_name_bytes += num_bytes
         self._numbers[place] = len(self._numbers)
-        self._told.append((address, adapter, flow, priority))
+        self._sent_places.append((address, adapter, flow, priority))
         return True
 
 

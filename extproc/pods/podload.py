@@ -13,7 +13,7 @@ from extproc.learned.prompts import MAX_AGE_S, Prompts
 from extproc.pods.columns import Resident
 from extproc.pods.foreign import ForeignRequests
 from extproc.pods.podrow import PodRow
-from extproc.pods.residency import OTHERS, SAME, Residency
+from extproc.pods.residency import NO_ADAPTER, OTHER_ADAPTERS, Residency
 from extproc.pods.serverflags import ServerFlags
 from extproc.tenancy import SlotUse
 
@@ -86,7 +86,7 @@ class PodLoad:
         has_many = self.room.begin(at_s, num_sequences)
         if adapter is not None:
             self.use(adapter, priority, flow, num, at_s)
-        expected, num_known = self._expected, self.num_sequences + self.foreign.num_told
+        expected, num_known = self._expected, self.num_sequences + self.foreign.num_from_peers
         if (has_many or num_known > expected.most) and expected.becomes_due():
             self._due(self.address)
 
@@ -99,7 +99,7 @@ class PodLoad:
         change, columns = residency.start(adapter, num), row.columns
         if columns is not None:
             columns.count(row.number, adapter, residency.in_flight[adapter])
-            if change is not SAME:
+            if change is not NO_ADAPTER:
                 columns.moved.add(row.number)
 
     def leave(self, adapter: str, num: int, now: float, has_run: bool) -> None:
@@ -114,10 +114,10 @@ class PodLoad:
             if not left and row.is_known:
                 left = self.foreign.adapters.get(adapter, 0)
             columns.count(row.number, adapter, left)
-            if change is not SAME:
+            if change is not NO_ADAPTER:
                 columns.moved.add(row.number)
-                if change is OTHERS:
-                    columns.look(row.number)
+                if change is OTHER_ADAPTERS:
+                    columns.refresh(row.number)
 
     def note(
         self, adapter: str | None, priority: int, flow: str, *, now: float, has_run: bool
@@ -144,7 +144,7 @@ class PodLoad:
         if columns is None:
             row.touch()
             return
-        num_there = num_pending = self.num_sequences + foreign.num_told
+        num_there = num_pending = self.num_sequences + foreign.num_from_peers
         if is_known and foreign.num_foreign:
             num_there += foreign.num_foreign
             num_pending += foreign.num_steady
@@ -175,7 +175,7 @@ class PodLoad:
         num_unseen = max(0, foreign.num_before - foreign.num_reported) if is_known else 0
         return {
             "num_in_flight": self.num_sequences,
-            "num_told": foreign.num_told,
+            "num_told": foreign.num_from_peers,
             "num_unseen": trouble.num_failed + num_unseen,
             "num_foreign": foreign.num_foreign - foreign.num_steady if is_known else 0,
             "is_ejected": trouble.is_ejected,
@@ -188,7 +188,7 @@ class PodLoad:
     @property
     def num_known(self) -> int:
         """Sequences here of requests that routers know of, and that have not ended."""
-        return self.num_sequences + self.foreign.num_told
+        return self.num_sequences + self.foreign.num_from_peers
 
     @property
     def num_there(self) -> int:

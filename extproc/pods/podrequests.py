@@ -73,7 +73,7 @@ class OwnRequests:
         """Return the sequences of picks, of all routers, that have not ended and were made after
         `at_s`."""
         foreign = self._load.foreign
-        num = foreign.num_since(at_s) if foreign.num_told else 0
+        num = foreign.num_since(at_s) if foreign.num_from_peers else 0
         for flight in reversed(self.flights.values()):
             if flight.started_at_s <= at_s:
                 break

@@ -92,7 +92,7 @@ class Pool:
         self.flights = Flights(
             self.find,
             disbelief=self._disbelief,
-            told=self.peer_picks,
+            peer_picks=self.peer_picks,
             prefix_index=self.prefix_index,
             outliers=self.outliers,
             queue=queue,

@@ -46,9 +46,9 @@ _Touch = tuple[float, float]
 Change = Literal[0, 1, 2]
 """Whether other adapters may be resident than before: none, or this one for another, or others for
 another that have no requests."""
-SAME: Final = 0
-OWN: Final = 1
-OTHERS: Final = 2
+NO_ADAPTER: Final = 0
+THIS_ADAPTER: Final = 1
+OTHER_ADAPTERS: Final = 2
 
 _LAST_TOUCH = itemgetter(1)
 
@@ -92,7 +92,7 @@ class Residency:
         self._logged_s: dict[str, float] = {}
         self._clock = ClockOffset()
         self._used_since_report: set[str] = set()
-        self._used_by_others: list[str] = []
+        self._active_not_ours: list[str] = []
         self._registered: dict[str, None] | None = None
         self._unloaded: set[str] = set()
         # Conclusions, until something changes them: the order, what was taken for running in it,
@@ -112,7 +112,7 @@ class Residency:
         """Record the result of a scrape, requested at `asked_at_s`. O(adapters in its log)."""
         touched = self._read_log(report.adapter_log, taken_at_s)
         active, running, used = report.active_adapters, self._active(), self._used_since_report
-        self._used_by_others = [] if active <= used else sorted(active - used)
+        self._active_not_ours = [] if active <= used else sorted(active - used)
         self._used_since_report = set(running)
         self._seen_running = set(active.intersection(running))
         self._asked_at_s = taken_at_s if asked_at_s is None else asked_at_s
@@ -131,10 +131,10 @@ class Residency:
 
     def lapse(self) -> None:
         """Forget what the last report says of the present: it has expired."""
-        report, others = self._report, self._used_by_others
-        if report is not None and (others or not self._is_unstated):
+        report, not_ours = self._report, self._active_not_ours
+        if report is not None and (not_ours or not self._is_unstated):
             self._report = replace(report, gpu_adapters=None, cpu_adapters=None)
-            self._used_by_others, self._stated, self._ordered = [], (), None
+            self._active_not_ours, self._stated, self._ordered = [], (), None
             self._is_unstated = True
 
     def record_registered(self, adapters: Sequence[str], *, now: float) -> None:
@@ -165,16 +165,16 @@ class Residency:
         self.in_flight[adapter] = num_before + num
         self._used_since_report.add(adapter)
         if num_before and adapter not in self._ended:
-            return SAME
+            return NO_ADAPTER
         self._ended.discard(adapter)
         if self._ordered is None:
-            return OWN
+            return THIS_ADAPTER
         running = self._ordered_running
         if len(running) >= (self.num_slots or 1):
-            return SAME  # it waits for a slot
+            return NO_ADAPTER  # it waits for a slot
         is_running = adapter in running  # for others
         running.append(adapter)
-        return SAME if is_running else self._place(adapter, len(set(running)) - 1)
+        return NO_ADAPTER if is_running else self._place(adapter, len(set(running)) - 1)
 
     def finish(self, adapter: str, now: float, has_run: bool = True, num: int = 1) -> Change:
         """Record that requests for `adapter` ended at `now`, and return what may be resident for
@@ -193,24 +193,24 @@ class Residency:
         if adapter in self._ended:
             if num_before <= num:
                 self._ended.remove(adapter)
-            return SAME
+            return NO_ADAPTER
         if has_run:
             self._touch(adapter, (now, 0.0))
         running = self._ordered_running
         if self._ordered is not None and adapter in running:
             if num_before > num:
-                return SAME
+                return NO_ADAPTER
             # It is the idle one that was used last, and no other has waited for its slot.
             is_first_idle = has_run and next(reversed(self._touched)) == adapter
-            num_running = len(self._used_by_others) + len(self._active())
-            is_others = adapter in self._used_by_others
-            has_free = num_running < (self.num_slots or 1) and not is_others
+            num_running = len(self._active_not_ours) + len(self._active())
+            is_not_ours = adapter in self._active_not_ours
+            has_free = num_running < (self.num_slots or 1) and not is_not_ours
             if is_first_idle and has_free and self._is_sorted:
                 running.remove(adapter)
                 return self._place(adapter, len(set(running)))
         self._ordered = None
         is_latest = num_before > num or (has_run and self._latest == (now, 0.0))
-        return OWN if is_latest else OTHERS
+        return THIS_ADAPTER if is_latest else OTHER_ADAPTERS
 
     # --- conclusions ------------------------------------------------------------------------
 
@@ -284,19 +284,19 @@ class Residency:
         before, new = self._report, dict[str, float]()
         if before is None or log is not before.adapter_log:
             new = {a: wall_s for a, wall_s in log if logged_s.get(a) != wall_s}
-        if not new and not self._used_by_others:
+        if not new and not self._active_not_ours:
             return {}
         if new:
             clock.narrow(asked_at_s - min(new.values()), taken_at_s - max(new.values()))
         # Requests that were running at the last report have had a step since, their last if the log
         # shows no more of them. Placed as the new entries are, it comes before all of them.
-        unended = {a: logged_s.get(a, -inf) for a in self._used_by_others}
+        unended = {a: logged_s.get(a, -inf) for a in self._active_not_ours}
         logged_s.update(new)
-        ours_s, others_s, used = clock.low_s, clock.middle_s, self._used_since_report
+        ours_s, theirs_s, used = clock.low_s, clock.middle_s, self._used_since_report
         touches = {}
         for adapter, wall_s in (unended | new if unended else new).items():
             # A possible trace of our own requests must not count as later than their end.
-            at_s = wall_s + (ours_s if adapter in used else others_s)
+            at_s = wall_s + (ours_s if adapter in used else theirs_s)
             at_s = asked_at_s if at_s < asked_at_s else at_s
             touch = touches[adapter] = taken_at_s if at_s > taken_at_s else at_s, wall_s
             self._touch(adapter, touch)
@@ -324,14 +324,14 @@ class Residency:
         """Move an adapter in the order, to a place among those with a slot."""
         order, num_slots = self._ordered or [], self.num_slots or 1
         if place < len(order) and order[place] == adapter:
-            return SAME
+            return NO_ADAPTER
         is_same = adapter in order[:num_slots] and self._is_unstated
         if adapter in order:
             order.remove(adapter)
         order.insert(place, adapter)
         self._ordered, self._concluded = order, None
         # As many have slots and are in the cache, and those that were there.
-        return SAME if is_same else OWN
+        return NO_ADAPTER if is_same else THIS_ADAPTER
 
     def _conclude(self, order: list[str | None]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         report, num_slots = self._report, self.num_slots or 1
@@ -379,7 +379,7 @@ class Residency:
     def _running(self) -> list[str]:
         """Return the adapters that hold a slot through requests, as far as can be known."""
         seen, ended = self._seen_running, self._ended
-        found, unseen = [*self._used_by_others], list[str]()
+        found, unseen = [*self._active_not_ours], list[str]()
         for adapter in self.in_flight:
             if adapter not in ended:
                 (found if adapter in seen else unseen).append(adapter)

@@ -126,15 +126,15 @@ class Pods:
         self._models.set_endpoints(endpoints)
         self._asks.set_endpoints(endpoints)
 
-    def look(self, address: str) -> None:
+    def recheck_models(self, address: str) -> None:
         """Poll a pod's models soon: it may have lost one."""
-        self._models.look(address)
+        self._models.recheck(address)
 
     def doubt(self, address: str) -> None:
         """Ask for a pod's health soon, and whether it answers: it has failed a request."""
         self._scraper.surprised(address)
         self._asks.doubt(address)
-        self._models.look(address)
+        self._models.recheck(address)
 
     def poke(self, address: str) -> None:
         """Poll a pod's models at once: they have just changed."""
@@ -143,10 +143,10 @@ class Pods:
     def tick(self) -> None:
         """Log which pods were lost or became slow, and which are back; call it once a second."""
         snapshot = self._pool.snapshot(now=self._clock())
-        lines = self.losses.look(snapshot)
+        lines = self.losses.update(snapshot)
         if snapshot.now >= self._compared_s + COMPARE_S:
             self._compared_s = snapshot.now
-            lines += self.slow.look(snapshot)
+            lines += self.slow.update(snapshot)
         for line in lines:
             level = logging.WARNING if line.is_loss else logging.INFO
             log.log(level, line.template, *line.values)
@@ -190,7 +190,7 @@ class Pods:
         self._pool.record_late(address)
         self.losses.failed(address, PodPart.REPORTS, error, now=self._clock())
         self._failed(address, is_unreachable)
-        self._models.look(address)  # whether it answers at all
+        self._models.recheck(address)  # whether it answers at all
 
     def _on_models(
         self, address: str, cards: tuple[ModelCard, ...], taken_at_s: float, duration_s: float

@@ -33,9 +33,9 @@ class Servers:
         self.num[OTHER if is_known else UNKNOWN] += 1
         self._example = address
 
-    def look(self, *, now: float) -> None:
+    def tick(self, *, now: float) -> None:
         """Forget what is long ago; to be called about once a second."""
-        self._lately.look(now=now)
+        self._lately.tick(now=now)
 
     def warnings(self) -> list[str]:
         """Return what is wrong with the gateway, for people."""

@@ -54,11 +54,11 @@ UNSEEN_RATIO = 0.4
 MAX_ERROR_RATIO = 2.0
 """Of a load's level and a bound, either way, if it is known."""
 
-_PER_LOOK_AT_ENDPOINT, _PER_LOOK_AT_GROUP = 4, 16
-"""First tokens from one look to the next: they take 15 and 100 us. For a group they are as many as
+_PER_FIT_OF_ENDPOINT, _PER_FIT_OF_GROUP = 4, 16
+"""First tokens from one fit to the next: they take 15 and 100 us. For a group they are as many as
 it has endpoints, if those are more: each of them gets its costs anew."""
-MIN_LOOK_S = 0.25
-"""From one look at an endpoint or a group to the next, however many first tokens come: costs do not
+MIN_FIT_S = 0.25
+"""From one fit of an endpoint or a group to the next, however many first tokens come: costs do not
 change that fast."""
 _NO_LOAD = Load.NONE  # to look up a member takes 0.1 us
 _SPREAD = 1.0
@@ -94,7 +94,7 @@ def probe_of(
 
 
 class _Tokens:
-    """The latest first tokens, and what they show as of the last look.
+    """The latest first tokens, and what they show as of the last fit.
 
     Attributes:
         slope: Of those that had nothing ahead.
@@ -102,18 +102,18 @@ class _Tokens:
         most_s_per_byte: That a prompt can cost by all of them.
     """
 
-    def __init__(self, num: int, per_look: int) -> None:
+    def __init__(self, num: int, per_fit: int) -> None:
         self._points: deque[Point] = deque(maxlen=num)
         self._behind: deque[Point] = deque(maxlen=num)
         self._all: deque[Point] = deque(maxlen=num)
-        self.per_look = per_look
-        self._num_unseen, self._looked_s = 0, -inf
+        self.per_fit = per_fit
+        self._num_unseen, self._fitted_s = 0, -inf
         self.slope: Slope | None = None
         self.rate: Slope | None = None
         self.most_s_per_byte = inf
 
     def record(self, prompt: Point, alone: Point | None, behind: Point | None, now: float) -> bool:
-        """Record a first token; return whether it is time for a look.
+        """Record a first token; return whether it is time for a fit.
 
         Args:
             prompt: Its bytes, and the seconds since it was sent.
@@ -126,11 +126,11 @@ class _Tokens:
         if behind is not None:
             self._behind.append(behind)
         self._num_unseen += 1
-        return self._num_unseen >= self.per_look and now >= self._looked_s + MIN_LOOK_S
+        return self._num_unseen >= self.per_fit and now >= self._fitted_s + MIN_FIT_S
 
-    def look(self, now: float, presumed: float) -> None:
+    def refit(self, now: float, presumed: float) -> None:
         """See what the latest first tokens show, where prompts are `presumed` to cost as much."""
-        self._num_unseen, self._looked_s = 0, now
+        self._num_unseen, self._fitted_s = 0, now
         found = fit(self._points), rate(self._behind)
         self.slope, self.rate = (
             each if each and each.error_s_per_byte <= _SPREAD * presumed else None for each in found
@@ -151,7 +151,7 @@ class _EndpointTokens(_Tokens):
     """
 
     def __init__(self) -> None:
-        super().__init__(NUM_OF_ENDPOINT, _PER_LOOK_AT_ENDPOINT)
+        super().__init__(NUM_OF_ENDPOINT, _PER_FIT_OF_ENDPOINT)
         # First tokens, and all bytes that were sent up to their prompts.
         self._sent: deque[tuple[float, int]] = deque()
         self._in_order: list[tuple[float, int]] = []
@@ -179,7 +179,7 @@ class _Group:
     """The common values of a group's endpoints."""
 
     def __init__(self) -> None:
-        self.tokens = _Tokens(NUM_OF_GROUP, _PER_LOOK_AT_GROUP)
+        self.tokens = _Tokens(NUM_OF_GROUP, _PER_FIT_OF_GROUP)
         self.endpoints: dict[EndpointState, _EndpointTokens] = {}
         self._latest_s = -inf
         self._variance = 0.0
@@ -195,7 +195,7 @@ class _Group:
             own = before.get(pod) or _EndpointTokens()
             self.endpoints[pod] = own
             self.apply(pod)
-        self.tokens.per_look = max(_PER_LOOK_AT_GROUP, len(self.endpoints))
+        self.tokens.per_fit = max(_PER_FIT_OF_GROUP, len(self.endpoints))
 
     def record(
         self,
@@ -213,16 +213,16 @@ class _Group:
         presumed = pod.flags.costs.prompt_s_per_byte
         is_time = own.record(prompt, alone, behind, now)
         if is_time:
-            own.look(now, presumed)
+            own.refit(now, presumed)
         if self.tokens.record(prompt, alone, behind, now):
-            self.tokens.look(now, presumed)
-            self._variance = self._look()
+            self.tokens.refit(now, presumed)
+            self._variance = self._own_variance()
             for each in self.endpoints:
                 self.apply(each)
         elif is_time:
             self.apply(pod)
 
-    def _look(self) -> float:
+    def _own_variance(self) -> float:
         """Return the variance of the endpoints' slopes beyond that of their errors."""
         return max(
             beyond([own.slope for own in self.endpoints.values()], self.tokens.slope),

@@ -94,9 +94,9 @@ class Views:
                 if now > row.expires_s:
                     row.touch()
                 elif row.expires_s < inf:
-                    self._look_then(row)
+                    self._schedule_expiry(row)
 
-    def _look_then(self, row: PodRow) -> None:
+    def _schedule_expiry(self, row: PodRow) -> None:
         row.due_s = row.expires_s
         heappush(self._due, (row.due_s, row.number))
 
@@ -117,7 +117,7 @@ class Views:
             expires_s = min(expires_s, health.failures[0][0])
         row.expires_s = expires_s
         if expires_s < row.due_s:
-            self._look_then(row)
+            self._schedule_expiry(row)
         row.num_reads = self._num_reads
         is_gone = is_in_doubt or (health.is_unreachable and not health.answers)
         row.trouble = trouble = Trouble(num_failed, is_ejected, is_gone, is_suspect)

@@ -55,13 +55,13 @@ class Offers:
         self._plan = plan
         self.next_s, self._back_s = inf, -inf
         self.reservations, self.line = Reservations(plan), TicketLine()
-        self._reach = Destinations()
+        self._destinations = Destinations()
         self._back: Collection[Ticket] = ()
         # In this offer: the kinds that were asked for in vain, by when to ask again; and requests.
-        self._vain: dict[Hashable, float] = {}
+        self._unplaced: dict[Hashable, float] = {}
         self._num_sent = 0
         # Flows by the kinds that were asked for in vain, since all of a flow's had been asked for.
-        self._in_vain: dict[Hashable, _Flow] = {}
+        self._unplaced_flows: dict[Hashable, _Flow] = {}
         self._num_asked: Counter[_Flow] = Counter()  # in vain, in this round of the flows
 
     def begin_anew(self) -> None:
@@ -79,9 +79,9 @@ class Offers:
         self.reservations.drop(self._adapter(ticket))
 
     @property
-    def num_vain(self) -> int:
+    def num_unplaced(self) -> int:
         """How many kinds the last offer asked for in vain."""
-        return len(self._vain)
+        return len(self._unplaced)
 
     def make(
         self,
@@ -91,23 +91,24 @@ class Offers:
         num_held: int,
         now: float,
         is_freed: bool,
-        reach: Destinations,
+        destinations: Destinations,
     ) -> Iterator[Ticket]:
         """Make an offer: yield each ticket that is to be asked for. Say what came of it, by `sent`
-        or `asked_in_vain`, before the next one is taken.
+        or `not_placed`, before the next one is taken.
 
         Args:
             tickets: In order; those that have a result are passed over.
             back: Those of them that have stepped back, and hold up nobody.
             is_freed: The first in order are asked for again.
-            reach: Of requests, as things are now.
+            destinations: Of requests, as things are now.
         """
-        if len(self._in_vain) > 2 * num_held:  # as newcomers keep coming, no round may ever be over
-            self._in_vain.clear()
+        # As newcomers keep coming, no round may ever be over.
+        if len(self._unplaced_flows) > 2 * num_held:
+            self._unplaced_flows.clear()
         if not self._back:
             self._back_s = now + LATE_AGAIN_S
-        self.next_s, self._back, self._vain, self._num_sent = inf, set(back), {}, 0
-        self._take_in(reach)
+        self.next_s, self._back, self._unplaced, self._num_sent = inf, set(back), {}, 0
+        self._take_in(destinations)
         self.line.begin()
         self.reservations.begin()
         # Without newcomers, what is freed would stay empty.
@@ -142,13 +143,13 @@ class Offers:
                 self._go_first(ticket)
                 continue
             kind, flow = _kind(ticket), (ticket.priority, ticket.flow)
-            is_again = is_freed and len(self._vain) < MAX_ASKED // 2
-            is_again = is_again or is_free(self._adapter(ticket), self._reach.slots_of)
-            if kind in self._vain or (kind in self._in_vain and not is_again):
-                self._wait(ticket, self._vain.get(kind, inf), now)
+            is_again = is_freed and len(self._unplaced) < MAX_ASKED // 2
+            is_again = is_again or is_free(self._adapter(ticket), self._destinations.slots_of)
+            if kind in self._unplaced or (kind in self._unplaced_flows and not is_again):
+                self._wait(ticket, self._unplaced.get(kind, inf), now)
             elif not is_again and self._num_asked[flow] >= FLOW_ASKED:
                 passed_over.append(ticket)
-            elif len(self._vain) >= MAX_ASKED or self._num_sent >= MAX_SENT:
+            elif len(self._unplaced) >= MAX_ASKED or self._num_sent >= MAX_SENT:
                 return None
             elif (until_s := self.behind_until_s(ticket.request, now)) > now:
                 self._ask_by(ticket, until_s, now)
@@ -156,7 +157,9 @@ class Offers:
                 yield ticket
         self._num_asked.clear()
         flows = {(ticket.priority, ticket.flow) for ticket in passed_over}
-        self._in_vain = {kind: flow for kind, flow in self._in_vain.items() if flow in flows}
+        self._unplaced_flows = {
+            kind: flow for kind, flow in self._unplaced_flows.items() if flow in flows
+        }
         return passed_over
 
     def sent(self, ticket: Ticket) -> None:
@@ -164,10 +167,10 @@ class Offers:
         self._num_sent += 1
         self.reservations.drop(self._adapter(ticket))
 
-    def asked_in_vain(self, ticket: Ticket, wait: Wait, now: float) -> None:
+    def not_placed(self, ticket: Ticket, wait: Wait, now: float) -> None:
         """Have a ticket go on waiting, and all of its kind."""
         kind, flow = _kind(ticket), (ticket.priority, ticket.flow)
-        self._vain[kind], self._in_vain[kind] = wait.until_s, flow
+        self._unplaced[kind], self._unplaced_flows[kind] = wait.until_s, flow
         self._num_asked[flow] += 1
         ticket.reason, ticket.again_s = wait.reason, now
         self._wait(ticket, wait.until_s, now)
@@ -179,11 +182,11 @@ class Offers:
         reach = self._go_first(ticket)
         adapter = self._adapter(ticket)
         if reason == FOR_SLOT and adapter is not None and reach and not is_back:
-            self.reservations.add(ticket, adapter, self._reach.slots(reach), now=now)
+            self.reservations.add(ticket, adapter, self._destinations.slots(reach), now=now)
 
     def _go_first(self, ticket: Ticket) -> int:
         """Have a request go before those of lower priorities; return where it may go."""
-        reach = self._reach.of(ticket.request)
+        reach = self._destinations.of(ticket.request)
         priority, until_s = ticket.priority, ticket.held_at_s + self._plan.settings.slot_hold_s
         if ticket in self._back:
             priority, until_s = min(0, priority), -inf  # before those below 0 alone
@@ -202,28 +205,30 @@ class Offers:
     def behind_until_s(self, request: RequestInfo, now: float) -> float:
         """Return until when a request has to let others go first; `now` where it need not."""
         line = self.line
-        is_any = line.own or line.others
-        return line.until_s(request, self._reach.of(request), now) if is_any else now
+        is_any = line.own or line.from_peers
+        return line.until_s(request, self._destinations.of(request), now) if is_any else now
 
-    def hear(self, router_id: str, waiting: Waiting, reach: Destinations, *, now: float) -> bool:
+    def hear(
+        self, router_id: str, waiting: Waiting, destinations: Destinations, *, now: float
+    ) -> bool:
         """Have requests that wait at another router go first, in place of its earlier ones. Return
         whether fewer of them hold up other requests.
         """
-        self._take_in(reach)
+        self._take_in(destinations)
         return self.line.hear(router_id, waiting, now + self._plan.settings.slot_hold_s)
 
     def may_meet(self, one: Ticket, other: Ticket) -> bool:
         """Return whether two requests may go to one endpoint, as far as is known."""
-        return bool(self._reach.of(one.request) & self._reach.of(other.request))
+        return bool(self._destinations.of(one.request) & self._destinations.of(other.request))
 
-    def _take_in(self, reach: Destinations) -> None:
+    def _take_in(self, destinations: Destinations) -> None:
         """Take the endpoints as they are now."""
-        self._reach = reach
-        self.line.know(reach.addresses)
+        self._destinations = destinations
+        self.line.know(destinations.addresses)
 
     def _adapter(self, ticket: Ticket) -> str | None:
         adapter = ticket.request.adapter
-        return None if adapter is None else self._reach.served(adapter)
+        return None if adapter is None else self._destinations.served(adapter)
 
 
 def _kind(ticket: Ticket) -> Hashable:

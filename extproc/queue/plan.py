@@ -108,7 +108,7 @@ class QueuePlan:
         )
         for back_by, group in groupby(heap, itemgetter(0)):
             first, *others = list(group)
-            keeps_turn = bool(others) and first[1] < others[0][1]
+            is_least_served = bool(others) and first[1] < others[0][1]
             facts = OrderFacts(
                 now, service_s * (1 + len(others)), self._num_in_time >= LATE_EVERY - 1
             )
@@ -116,12 +116,14 @@ class QueuePlan:
                 key = back_by, each[-1]
                 flows[key], late = self._ordered(flows[key], facts)
                 # Other flows would take the turn of the one that got least, again and again.
-                if each is first and keeps_turn and len(late) == len(flows[key]):
+                if each is first and is_least_served and len(late) == len(flows[key]):
                     late = [ticket for ticket in late if ticket.is_refusable]
                 back += late
-        return self._in_turn(heap, {key: iter(flow) for key, flow in flows.items()}), back
+        return self._least_served_first(
+            heap, {key: iter(flow) for key, flow in flows.items()}
+        ), back
 
-    def _in_turn(
+    def _least_served_first(
         self, heap: list[tuple[int, float, str]], flows: Mapping[tuple[int, str], Iterator[Ticket]]
     ) -> Iterator[Ticket]:
         """Yield the tickets of all levels, in one always the next of the flow that was served

@@ -26,7 +26,7 @@ from math import ceil
 from extproc.queue.destinations import NOWHERE, Destinations
 from extproc.queue.offers import Offers
 from extproc.queue.plan import QueuePlan
-from extproc.queue.schedule import TOLD_WAIT_S, DispatchPace, Schedule
+from extproc.queue.schedule import PEER_OFFERS_FIRST_S, DispatchPace, Schedule
 from extproc.queue.tickets import (
     HoldEnd,
     Occupancy,
@@ -112,7 +112,7 @@ class HoldQueue:
         if end is not None:
             self.num_ended[end] += 1
             return self._refused(ticket, end, now)
-        self.pace.look(now, is_held=True)
+        self.pace.advance(now, is_held=True)
         self._tickets[ticket] = None
         self.occupancy.add(ticket)
         self._plan.hold(ticket)
@@ -130,7 +130,7 @@ class HoldQueue:
         """Forget a request whose client has gone, if it is held."""
         if ticket in self._tickets:
             self._drop(ticket, HoldEnd.LEFT, now)
-            self._let_others_go(ticket, now)
+            self._unblock(ticket, now)
 
     def expire(self, ticket: Ticket, *, now: float) -> None:
         """Refuse a request if it has been held for as long as it may be."""
@@ -145,24 +145,24 @@ class HoldQueue:
 
     # --- other routers -----------------------------------------------------------------------
 
-    def lets_others_go(self) -> bool:
+    def has_line(self) -> bool:
         """Return whether somebody waits, here or at another router, whom a newcomer may have to let
         go."""
         line = self._offers.line
-        return bool(self._tickets or line.own or line.others)
+        return bool(self._tickets or line.own or line.from_peers)
 
     def hear(
-        self, router_id: str, waiting: Waiting, *, now: float, reach: Destinations = NOWHERE
+        self, router_id: str, waiting: Waiting, *, now: float, destinations: Destinations = NOWHERE
     ) -> None:
         """Have those that wait at another router go first, instead of those that did before."""
-        if self._offers.hear(router_id, waiting, reach, now=now):
+        if self._offers.hear(router_id, waiting, destinations, now=now):
             self.freed(now)
 
     def _note(self) -> None:
         """Note who waits now, if anybody wants to know."""
         if self._on_change is None:
             return
-        waiting = self._offers.line.told() if self._tickets else NOBODY
+        waiting = self._offers.line.for_peers() if self._tickets else NOBODY
         if waiting != self._waiting:
             self._waiting = waiting
             self._on_change(waiting)
@@ -176,13 +176,13 @@ class HoldQueue:
     def freed_elsewhere(self, address: str, adapter: str | None, now: float) -> None:
         """Record that another router's request has ended, and that an adapter has left its slot
         (None for no slot): that router gives the room away first."""
-        until_s = now + TOLD_WAIT_S
+        until_s = now + PEER_OFFERS_FIRST_S
         if adapter is not None:
             self.reservations.freed_elsewhere(address, adapter, until_s=until_s)
         if self._tickets:
             self.freed(until_s)
 
-    def turn_s(self, request: RequestInfo, now: float) -> float | None:
+    def must_wait_until_s(self, request: RequestInfo, now: float) -> float | None:
         """Return when a newcomer is asked for that lets others go first; None if it need not."""
         offers, promised_s = self._offers, None
         if self._tickets:
@@ -192,12 +192,12 @@ class HoldQueue:
         until_s = offers.behind_until_s(request, now)
         return until_s if until_s > now else None
 
-    def offer(self, choose: Choose, *, now: float, reach: Destinations = NOWHERE) -> None:
+    def offer(self, choose: Choose, *, now: float, destinations: Destinations = NOWHERE) -> None:
         """Offer what room there is, in order; call it as `schedule` says, or whenever it is due.
 
         Args:
             choose: Asks the policy for one request at a time, and counts the pick.
-            reach: Of requests, as things are now.
+            destinations: Of requests, as things are now.
         """
         self.schedule.forget()
         if self.is_due(now):
@@ -208,15 +208,20 @@ class HoldQueue:
                     self._refuse(ticket, HoldEnd.LATE, now)
             is_freed = self.schedule.begin(now)
             for ticket in offers.make(
-                tickets, back, num_held=num_held, now=now, is_freed=is_freed, reach=reach
+                tickets,
+                back,
+                num_held=num_held,
+                now=now,
+                is_freed=is_freed,
+                destinations=destinations,
             ):
                 result = choose(ticket, now)
                 if isinstance(result, Wait):
-                    offers.asked_in_vain(ticket, result, now)
+                    offers.not_placed(ticket, result, now)
                 else:
                     offers.sent(ticket)
                     self._settle(ticket, end_of(result), result, now)
-            self.schedule.rest(num_held, offers.num_vain, now=now)
+            self.schedule.rest(num_held, offers.num_unplaced, now=now)
             self._note()
         self._arrange()
 
@@ -257,9 +262,9 @@ class HoldQueue:
         self._plan.release(ticket)
         if not self._tickets:
             self._note()
-        self.pace.look(now, is_held=bool(self._tickets))
+        self.pace.advance(now, is_held=bool(self._tickets))
 
-    def _let_others_go(self, ticket: Ticket, now: float) -> None:
+    def _unblock(self, ticket: Ticket, now: float) -> None:
         """Have those asked for at once that a request held up which has gone, out of turn."""
         self._offers.let_go(ticket)
         self.freed(now)
@@ -272,7 +277,7 @@ class HoldQueue:
                 if self._offers.may_meet(other, ticket):
                     self._refuse(other, HoldEnd.SHED, now)
         self._settle(ticket, end, self._refused(ticket, end, now), now)
-        self._let_others_go(ticket, now)
+        self._unblock(ticket, now)
 
     def _refused(self, ticket: Ticket, end: HoldEnd, now: float) -> Rejection:
         """Return the answer to a request that is refused."""

@@ -8,8 +8,9 @@ the waiting request and those that go before it. An adapter lets its slot go
 
 - for a request of a higher priority;
 - for one of the same priority, whose tenant was served less (`fairness`);
-- for one of the same priority that has waited for a turn (`turn_s`), once it has had the slot for
-  as long. A turn follows what a change of adapters costs: with shorter ones slots would go round.
+- for one of the same priority that has waited for a turn (`slot_turn_s`), once it has had the slot
+  for as long. A turn follows what a change of adapters costs: with shorter ones slots would go
+  round.
 
 Of several the one that will be done soonest is taken: it has had no new request for long, or has
 few. Capacity is lost by no more than what that adapter could have had there until then.
@@ -31,12 +32,12 @@ from extproc.types import EndpointView, RequestInfo
 
 MAX_RESERVED = 64
 """Slots that are reserved at a time: each newcomer is compared with all of them."""
-COSTS_PER_TURN = 3
+COSTS_PER_SLOT_CHANGE = 3
 """So a change of adapters takes a quarter of the time at most. On two small pods beyond their
 capacity (the laboratory, 24 requests a second, loads of 49 and 111 ms) 13.9 % miss half a second
 with turns of one cost, 10.5 % with two, 9.9 % with four, as without turns."""
 MAX_LEFT = 256
-"""Slots that other routers' requests have left in the last `schedule.TOLD_WAIT_S`."""
+"""Slots that other routers' requests have left in the last `schedule.PEER_OFFERS_FIRST_S`."""
 _NONE_KEPT: Mapping[str, float] = {}
 _Slot = tuple[str, str, float]  # of an endpoint, the adapter that leaves it, and until when
 RESERVED_RATIO = 0.5
@@ -195,7 +196,7 @@ class Reservations:
         if lead:
             return lead > 0
         own_s = self._plan.settings.slot_turn_s
-        wanted_s = turn_s(view) if own_s is None else own_s or inf
+        wanted_s = slot_turn_s(view) if own_s is None else own_s or inf
         return wanted_s <= min(now - ticket.arrived_at_s, now - use.since_s)
 
     def _lead(self, one: Claim | Reservation, other: Claim | SlotUse) -> float:
@@ -206,7 +207,7 @@ class Reservations:
         return served(other.priority, other.flow) - served(other.priority, one.flow)
 
 
-def turn_s(view: EndpointView) -> float:
+def slot_turn_s(view: EndpointView) -> float:
     """Return for how long an adapter keeps its slot on an endpoint while others wait; infinite
     until a response has ended there.
 
@@ -214,7 +215,9 @@ def turn_s(view: EndpointView) -> float:
     last response has ended.
     """
     response_s = view.response_s
-    return inf if response_s is None else COSTS_PER_TURN * (response_s + view.costs.cold_load_s)
+    return (
+        inf if response_s is None else COSTS_PER_SLOT_CHANGE * (response_s + view.costs.cold_load_s)
+    )
 
 
 def _may_reserve(view: EndpointView, num_reserved: int) -> bool:

@@ -10,7 +10,7 @@ ORDER_S = 2e-6
 """The time that a question to the policy, and a place in the order, take on a slow core."""
 REST_RATIO = 10
 """The rest after an offer, over what it took but for those that got an endpoint."""
-TOLD_WAIT_S = 0.01
+PEER_OFFERS_FIRST_S = 0.01
 """After another router's word of a request's end, until the room is offered here: the other one
 offers it at once, and what it picks is known here by then. Two messages of a router are 2 ms apart
 (`peers.telling`), and each has a way."""
@@ -55,9 +55,9 @@ class Schedule:
             self._freed_s = inf
         return is_freed
 
-    def rest(self, num_held: int, num_vain: int, *, now: float) -> None:
+    def rest(self, num_held: int, num_unplaced: int, *, now: float) -> None:
         """Rest after an offer to so many, of whom so many were asked for in vain."""
-        self._rests_until_s = now + REST_RATIO * (ORDER_S * num_held + ASK_S * num_vain)
+        self._rests_until_s = now + REST_RATIO * (ORDER_S * num_held + ASK_S * num_unplaced)
 
     def forget(self) -> None:
         """Count on no offer that was arranged: it is made now."""
@@ -85,7 +85,7 @@ class DispatchPace:
         self._busy_s = self._num_sent = 0.0
         self._seen_s: float | None = None
 
-    def look(self, now: float, *, is_held: bool) -> None:
+    def advance(self, now: float, *, is_held: bool) -> None:
         """Count the time since the last call if something was held; to be called at each change.
 
         Args:

@@ -61,12 +61,12 @@ class TicketLine:
 
     Attributes:
         own: The requests that wait here, by priority.
-        others: The requests that wait at other routers, by router.
+        from_peers: The requests that wait at other routers, by router.
     """
 
     def __init__(self) -> None:
         self.own: dict[int, Ahead] = {}
-        self.others: dict[str, list[Ahead]] = {}
+        self.from_peers: dict[str, list[Ahead]] = {}
         self._addresses: tuple[str, ...] = ()
 
     def begin(self) -> None:
@@ -77,7 +77,7 @@ class TicketLine:
         """Have reaches in terms of these endpoints; what was told of others is told each second."""
         if addresses != self._addresses:
             self._addresses = addresses
-            self.others.clear()
+            self.from_peers.clear()
 
     def add(self, priority: int, reach: int, until_s: float) -> None:
         """Have one more request that waits here go first: of each priority the first counts."""
@@ -87,7 +87,7 @@ class TicketLine:
     def until_s(self, request: RequestInfo, reach: int, now: float) -> float:
         """Return until when a request has to let others go first; `now` if it has not."""
         priority, until_s = request.claim.priority, now
-        for each in chain(self.own.values(), *self.others.values()):
+        for each in chain(self.own.values(), *self.from_peers.values()):
             if each.priority > priority and each.reach & reach:
                 if priority < 0 <= each.priority:
                     return inf
@@ -96,7 +96,7 @@ class TicketLine:
 
     # --- other routers -----------------------------------------------------------------------
 
-    def told(self) -> Waiting:
+    def for_peers(self) -> Waiting:
         """Return who waits here, for other routers."""
         ahead = tuple(self.own.values())
         return Waiting(self._addresses, ahead) if ahead else NOBODY
@@ -109,13 +109,13 @@ class TicketLine:
         """
         places = {address: 1 << place for place, address in enumerate(self._addresses)}
         bits = [places.get(address, 0) for address in waiting.addresses]
-        before = self.others.pop(router_id, ())
+        before = self.from_peers.pop(router_id, ())
         ahead = [
             Ahead(each.priority, min(each.until_s, last_s), _translated(each.reach, bits))
             for each in waiting.ahead[:MAX_AHEAD]
         ]
         if ahead:
-            self.others[router_id] = ahead
+            self.from_peers[router_id] = ahead
         return bool({each.priority for each in before} - {each.priority for each in ahead})
 
 

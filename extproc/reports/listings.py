@@ -34,7 +34,7 @@ from extproc.types import Endpoint, ModelCard
 OnModels = Callable[[str, tuple[ModelCard, ...], float, float], None]
 OnSame = Callable[[str, float, float], bool]
 
-LOOK_INTERVAL_S = 1.0
+MIN_RECHECK_S = 1.0
 """Least time between two polls of a pod that responds with 404, however many clients provoke it."""
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
@@ -191,12 +191,12 @@ class ModelsPoller(EndpointLoops):
         """Return the seconds from one poll of a pod to the next, now."""
         return self._pace.models_interval_s
 
-    def look(self, address: str) -> None:
+    def recheck(self, address: str) -> None:
         """Poll this endpoint soon: it responded with 404, or its metrics page failed.
 
-        At most once per `LOOK_INTERVAL_S`.
+        At most once per `MIN_RECHECK_S`.
         """
-        self.poke(address, min_interval_s=LOOK_INTERVAL_S)
+        self.poke(address, min_interval_s=MIN_RECHECK_S)
 
     def _polls(self, client: PodClient, endpoint: Endpoint) -> Visit:
         address = endpoint.address

@@ -49,7 +49,7 @@ determine the 99th percentile of decision times. CPU time counts: where other pr
 cores, reading less would only make all that is known old."""
 
 # Between two looks at the interval: it may be a hundred times as long while many pods join.
-_LOOK_S = 5.0
+_RECHECK_S = 5.0
 
 # What a timer may come too early by: the event loop's resolution.
 _CLOCK_S = 1e-3
@@ -175,7 +175,7 @@ class EndpointLoops:
                 self._fail(endpoint.address, describe(error), is_unreachable=False)
                 return
             visits = partial(self._try, endpoint.address, visit, client)
-            await self._starts.turn()
+            await self._starts.wait()
             await visits()
             await rests.rest(self._rng.uniform(0, settings.interval_s), -inf)
             await self._repeat(visits, rests)
@@ -273,7 +273,7 @@ class _Rests:
         began_s, self._visited_at_s = loop.time(), visited_at_s
         rest_s = max(least_s, self._left_s(began_s))
         # A tenth of the cost of a timeout around the wait.
-        self._timer = loop.call_later(rest_s, self._look)
+        self._timer = loop.call_later(rest_s, self._recheck)
         self._waiter = loop.create_future()
         try:
             if not self._is_ended:
@@ -286,16 +286,16 @@ class _Rests:
             self._is_ended = False
 
     def _left_s(self, now: float) -> float:
-        return min(_LOOK_S, self._visited_at_s + self._interval_s() - now)
+        return min(_RECHECK_S, self._visited_at_s + self._interval_s() - now)
 
-    def _look(self) -> None:
+    def _recheck(self) -> None:
         loop = asyncio.get_running_loop()
         left_s = self._left_s(loop.time())
         more_s = left_s if left_s > _CLOCK_S else self._prolong()
         if more_s is None:
             self.end()
         else:
-            self._timer = loop.call_later(more_s, self._look)
+            self._timer = loop.call_later(more_s, self._recheck)
 
 
 @cache

@@ -27,9 +27,9 @@ SPREAD: Final = 0.2
 MAX_S: Final = 2.0
 """Between two questions to a pod of which nothing else is said. Where nobody tells of a request's
 end, it is a report that corrects the counts, and that is to be within two seconds."""
-LOOK_S: Final = 0.25
-MAX_LOOK_S: Final = 5.0
-"""Between two looks at whether a pod that waits is to be asked, which costs a fiftieth of a page;
+RECHECK_S: Final = 0.25
+MAX_RECHECK_S: Final = 5.0
+"""Between two checks whether a pod that waits is to be asked, which costs a fiftieth of a page;
 at most where all wait longer. What is urgent is told (`Pool.tell_due`, a closed connection)."""
 LISTED_S: Final = 1.0
 """Between two lists of models, at most, for a pod's reports to be further apart than these: so an
@@ -229,8 +229,8 @@ class Rest:
         pace = self._pace
         most_s = max(self.calm_s * pace.stretch, pace._now_s)
         left_s = self.asked_at_s + min(most_s, self._said_s) - now
-        look_s = min(LOOK_S * pace.stretch, MAX_LOOK_S)
-        return None if left_s < pace._now_s / 2 else min(left_s, look_s)
+        recheck_s = min(RECHECK_S * pace.stretch, MAX_RECHECK_S)
+        return None if left_s < pace._now_s / 2 else min(left_s, recheck_s)
 
     def hurry(self) -> bool:
         """Record that the next report is due; return whether it would have been waited for."""

@@ -6,9 +6,9 @@ import asyncio
 from collections import deque
 from types import TracebackType
 
-_NUM_TURNS = 10
+_NUM_PARTS = 10
 """Parts of a timeout. A new connection, a request and its response take six turns."""
-_BEGIN_A_TURN = 8
+_STARTS_A_ROUND = 8
 """With 5 ms of CPU: requests go on while 1,000 pods come."""
 
 
@@ -21,7 +21,7 @@ class Patience:
     """
 
     def __init__(self, timeout_s: float) -> None:
-        self._part_s, self._num_left = timeout_s / _NUM_TURNS, _NUM_TURNS
+        self._part_s, self._num_left = timeout_s / _NUM_PARTS, _NUM_PARTS
         self._limit = asyncio.timeout(None)
         self._loop = asyncio.get_running_loop()
 
@@ -50,13 +50,13 @@ class Patience:
 
 
 class PacedStarts:
-    """Lets few begin in one turn of the event loop, one after another."""
+    """Lets few begin in one round of the event loop, one after another."""
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
-    async def turn(self) -> None:
-        """Wait for a turn that has room."""
+    async def wait(self) -> None:
+        """Wait for a round of the event loop that has room."""
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_soon(self._have_some_begin)
@@ -65,7 +65,7 @@ class PacedStarts:
         await waiter
 
     def _have_some_begin(self) -> None:
-        for _ in range(min(_BEGIN_A_TURN, len(self._waiting))):
+        for _ in range(min(_STARTS_A_ROUND, len(self._waiting))):
             waiter = self._waiting.popleft()
             if not waiter.done():  # cancelled: its endpoint has left
                 waiter.set_result(None)

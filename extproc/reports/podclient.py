@@ -117,7 +117,7 @@ class PodClient:
         """Send with a key, and where it is refused with the others that the file has now."""
         answer = await send(first)
         if answer.status in _REFUSALS and self._secrets is not None:
-            self._secrets.look()
+            self._secrets.reread()
             for key in self._secrets.keys:
                 if key != first and answer.status in _REFUSALS:
                     answer = await send(key)
@@ -203,7 +203,7 @@ class PodClient:
             return await _connection(url, lease, tried, name)
         except SSLError as error:
             failure = error
-        secrets.look()
+        secrets.reread()
         for each in secrets.contexts:
             if each is not tried:
                 try:

@@ -54,7 +54,7 @@ class PodSecrets:
     def _files(self) -> tuple[Path | None, Path | None]:
         return self._key_file, self._ca_file if self.contexts else None
 
-    def look(self) -> None:
+    def reread(self) -> None:
         """Read files that have changed, since something of theirs was refused.
 
         One that cannot be used changes nothing.

@@ -32,8 +32,8 @@ CHUNK_OVERHEAD_BYTES = 48
 client may send two bytes at a time."""
 
 
-MAX_LOOKS = 8
-"""At a body that may be whole without a sign of it; from then on it is read in slices."""
+MAX_CHECKS = 8
+"""Of whether a body is whole, without a sign of it; from then on it is read in slices."""
 
 
 class BodyReader:
@@ -63,7 +63,7 @@ class BodyReader:
             "_max_bytes",
             "_num_done",
             "_num_joined",
-            "_num_looks",
+            "_num_checks",
             "_reader",
             "_removes",
             "_route",
@@ -105,7 +105,7 @@ class BodyReader:
         self._num_done = 0
         self._num_joined = 1  # chunks that the first unread one was made of
         self._is_gathering = route.kind is not RouteKind.INFERENCE_FORM
-        self._num_looks = 0
+        self._num_checks = 0
         self._settled: str | None = None
         self.num_bytes = self.held_bytes = 0
 
@@ -173,8 +173,8 @@ class BodyReader:
             return False
         if self._is_echoed or not bytes(self._unread[-1]).rstrip().endswith(b"}"):
             return True
-        self._num_looks += 1
-        return self._num_looks <= MAX_LOOKS and is_cut_off(b"".join(self._unread))
+        self._num_checks += 1
+        return self._num_checks <= MAX_CHECKS and is_cut_off(b"".join(self._unread))
 
     def _gather(self) -> None:
         """Join the chunks so far: the reader reads a small body as a whole."""

@@ -12,7 +12,7 @@ from operator import indexOf
 from typing import Any
 
 _ESCAPED_BYTES_PER_UNIT = 8
-_LOOK_BYTES = 64
+_STEPWISE_BYTES = 64
 """Bytes of a value that are read mark by mark, where most values end."""
 
 _MARKS = re.compile(rb'["\[\]{}]')
@@ -46,7 +46,7 @@ class StringSkipper(_Skipper):
 
     def skip(self, part: bytes, pos: int) -> int:
         """Go on behind the closing quote, or to the end of `part` where it is not here."""
-        size = _LOOK_BYTES
+        size = _STEPWISE_BYTES
         while pos < len(part):
             if not self._is_escaped:
                 pos = _before_mark(part, pos)
@@ -70,10 +70,10 @@ class ContainerSkipper(_Skipper):
 
     def skip(self, part: bytes, pos: int) -> int:
         """Go on behind the bracket that ends it, or to the end of `part`."""
-        size, is_growing = _LOOK_BYTES, True
+        size, is_growing = _STEPWISE_BYTES, True
         while pos < len(part):
             piece = part[pos : pos + size]
-            if len(piece) <= _LOOK_BYTES:
+            if len(piece) <= _STEPWISE_BYTES:
                 found = self._walk(piece)
                 if found:
                     self.has_ended = True

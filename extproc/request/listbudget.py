@@ -63,7 +63,7 @@ class Lists:
     _line: dict[Place, None] = field(default_factory=dict)
 
     def enter(self, wake: Callable[[], None], *, now: float) -> Place:
-        """Get in line; `wake` is called when it is worth looking before `look_s`."""
+        """Get in line; `wake` is called when it is worth looking before `recheck_s`."""
         if len(self._line) >= self.max_waiting:
             return Place(wake, now)
         place = Place(wake, now + self.max_wait_s * (1 - _SPREAD_RATIO * self._step))
@@ -79,7 +79,7 @@ class Lists:
         has_room = self._left_bytes > 0 and self.unsent_bytes < self.max_unsent_bytes
         return has_room and self._is_first(place)
 
-    def look_s(self, place: Place, *, now: float) -> float:
+    def recheck_s(self, place: Place, *, now: float) -> float:
         """Return when a place that is not next has to look again."""
         if self._left_bytes > 0 or not self._is_first(place):
             return place.give_up_s  # or when it is woken

@@ -107,11 +107,11 @@ class Marks:
             return self._is_in_flight(pick_id)
         return abs(self._wall_clock() - int(made_s, 16)) <= MAX_AGE_S
 
-    def look(self, *, now: float) -> None:
+    def tick(self, *, now: float) -> None:
         """Forget calls that are long ago, and read the keys again if it is time; to be called
         about once a second.
         """
-        self._lately.look(now=now)
+        self._lately.tick(now=now)
         if now - self._read_s >= KEYS_EVERY_S:
             self._keys, self._read_s = [_short(key) for key in self._read_keys()], now
 

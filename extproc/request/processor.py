@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from extproc.errors import ProtocolError
 from extproc.meters import Meters
-from extproc.passes import PassTurns, TimerHandle
+from extproc.passes import PassScheduler, TimerHandle
 from extproc.request import messages as m
 from extproc.request.body import MAX_ECHOED
 from extproc.request.codec import Codec
@@ -71,12 +71,12 @@ class ExternalProcessor:
     trace: Callable[[Metadata], StreamObserver] | None = None
     num_open: int = 0
     num_broken: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_CAUSES, 0))
-    turns: PassTurns = field(init=False)
+    pass_scheduler: PassScheduler = field(init=False)
     _checked_at: dict[_Session, float] = field(default_factory=dict)  # undecided ones, oldest first
     _has_opened: bool = False
 
     def __post_init__(self) -> None:
-        self.turns = PassTurns(self.call_later)
+        self.pass_scheduler = PassScheduler(self.call_later)
 
     def methods(self) -> list[Method]:
         """Return the service's methods."""
@@ -191,7 +191,7 @@ class _Session(Struct, eq=False):
         return (
             service.call_later(after_s, self._wake)
             if after_s > 0
-            else service.turns.add(self._wake)
+            else service.pass_scheduler.add(self._wake)
         )
 
     def _wake(self) -> None:
@@ -263,7 +263,7 @@ class _Session(Struct, eq=False):
     def _put_off(self, commands: Sequence[m.Command], first: m.Command, num_bytes: int) -> None:
         """Execute commands from one on in another pass."""
         self._rest, self._rest_bytes = commands[commands.index(first) :], num_bytes
-        self._timer = self._service.turns.add(self._go_on)
+        self._timer = self._service.pass_scheduler.add(self._go_on)
 
     def fail(self, code: Code, details: str) -> None:
         """End the RPC, and its pick if there is one: its request is not forwarded."""

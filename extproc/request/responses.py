@@ -75,7 +75,9 @@ class ListRequest:
         lists, place = self._lists, self._place
         if not lists.is_next(place, now=now):
             is_over = now >= place.give_up_s
-            return rejections.TOO_MANY_LISTS if is_over else m.WakeAt(lists.look_s(place, now=now))
+            return (
+                rejections.TOO_MANY_LISTS if is_over else m.WakeAt(lists.recheck_s(place, now=now))
+            )
         began_s = self._clock()
         if self._making is None:
             self._making = self._models.make_body(self._subset, self._tenant, now=now)

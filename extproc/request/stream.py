@@ -99,12 +99,12 @@ class Stream(Struct, eq=False):
             self.state = state
             return []
         try:
-            turn, commands = handler(self, event, now)
+            result, commands = handler(self, event, now)
         except RequestError as error:
             # Routed by a part of the body, and the rest is wrong: the endpoint lacks some of it.
             self._give_up_pick(now)
-            turn, commands = self._reject(error.rejection, now)
-        self.state = state if turn is None else TABLE[state][turn]
+            result, commands = self._reject(error.rejection, now)
+        self.state = state if result is None else TABLE[state][result]
         return commands
 
     @property
@@ -211,7 +211,7 @@ class Stream(Struct, eq=False):
         mode = event.body_mode or self._settings.assumed_body_mode
         self._is_echoing = mode is FULL_DUPLEX
         has_more = mode in IN_CHUNKS and not event.end_of_stream
-        return self._go_on(m.ContinueHeaders(), has_more=has_more, turn=EventResult.KNOWN)
+        return self._go_on(m.ContinueHeaders(), has_more=has_more, result=EventResult.KNOWN)
 
     def _on_decided_body(self, event: m.BodyChunk, _now: float) -> _Step:
         if not self._is_echoing:
@@ -226,11 +226,11 @@ class Stream(Struct, eq=False):
         return None, [m.ContinueResponseHeaders()]
 
     def _go_on(
-        self, *commands: m.Command, has_more: bool, turn: EventResult | None = None
+        self, *commands: m.Command, has_more: bool, result: EventResult | None = None
     ) -> _Step:
         """Answer a part of a decided request; the RPC ends once it has nothing more to carry."""
         if has_more or self._response_body_mode is FULL_DUPLEX:
-            return turn, [*commands]
+            return result, [*commands]
         return EventResult.OVER, [*commands, m.END]
 
     def _answer(self, route: Route, event: m.RequestHeaders, now: float) -> _Step:
@@ -255,10 +255,10 @@ class Stream(Struct, eq=False):
         self._headers = kept_headers(event.headers)
         lists, clock = self._parts.lists, self._parts.clock
         self._list = ListRequest(models, lists, subset, tenant, self._wake, clock, now=now)
-        turn, commands = self._on_turn(event, now)
-        return EventResult.LINED_UP if turn is None else turn, commands
+        result, commands = self._on_list_due(event, now)
+        return EventResult.LINED_UP if result is None else result, commands
 
-    def _on_turn(self, _event: m.Event, now: float) -> _Step:
+    def _on_list_due(self, _event: m.Event, now: float) -> _Step:
         """Answer a request for a list when its turn has come."""
         asked = self._list
         assert asked is not None
@@ -404,8 +404,8 @@ class Stream(Struct, eq=False):
         if incoming.reader.is_read:
             return None, []  # an old timer
         is_read = incoming.read()
-        turn, commands = self._routed_on(incoming.release_read())
-        return turn, commands if is_read else [*commands, m.WakeAt(now)]
+        result, commands = self._routed_on(incoming.release_read())
+        return result, commands if is_read else [*commands, m.WakeAt(now)]
 
     def _on_rest_trailers(self, event: m.RequestTrailers, _now: float) -> _Step:
         incoming = self._incoming
@@ -420,7 +420,7 @@ class Stream(Struct, eq=False):
         passing = self._response()
         commands = passing.begin(event, pick, self._settings)
         if self._response_body_mode is NO_BODY or event.end_of_stream:
-            self._look_at_model(passing, None, now)
+            self._check_rewrite(passing, None, now)
         return None, commands
 
     def _on_local_reply(self, event: m.ResponseHeaders, now: float) -> _Step:
@@ -432,7 +432,7 @@ class Stream(Struct, eq=False):
     def _on_response_body(self, event: m.ResponseBody, now: float) -> _Step:
         passing = self._response()
         commands = passing.body(event)
-        self._look_at_model(passing, event.data, now)
+        self._check_rewrite(passing, event.data, now)
         return None, commands
 
     def _on_response_trailers(self, _event: m.ResponseTrailers, _now: float) -> _Step:
@@ -443,7 +443,7 @@ class Stream(Struct, eq=False):
             self._passing = Passing(self._response_body_mode)
         return self._passing
 
-    def _look_at_model(self, passing: Passing, data: bytes | None, now: float) -> None:
+    def _check_rewrite(self, passing: Passing, data: bytes | None, now: float) -> None:
         """Say so if the pod has read what the client wrote instead of our rewrite."""
         request = passing.take_undone(data)
         if request is not None:
@@ -500,7 +500,7 @@ for _state in (CallState.RESPONSE, CallState.LOCAL_REPLY, CallState.DECIDED):
 _HANDLERS |= {
     (state, m.StreamEnded): Stream._on_ended for state in CallState if state is not CallState.DONE
 }
-_HANDLERS[CallState.IN_LINE, m.Wakeup] = Stream._on_turn
+_HANDLERS[CallState.IN_LINE, m.Wakeup] = Stream._on_list_due
 _HANDLERS[CallState.IN_LINE, m.BodyChunk] = Stream._on_part_in_line
 _HANDLERS[CallState.IN_LINE, m.RequestTrailers] = Stream._on_part_in_line
 _HANDLERS[CallState.IN_LINE, m.ResponseHeaders] = Stream._on_list_left

@@ -3,8 +3,8 @@
 1. All transitions are in `TABLE`; any other is an error.
 2. The answers to events are in `stream`, which names no next state.
 
-An event moves a stream by its type. Its result may move the stream once more: that is a turn. A
-request whose headers are rejected goes HEADERS -> BODY, by the event, -> DONE, by the turn.
+An event moves a stream by its type. Its result (`EventResult`) may move the stream once more. A
+request whose headers are rejected goes HEADERS -> BODY, by the event, -> DONE, by the result.
 """
 
 from __future__ import annotations

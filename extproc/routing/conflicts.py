@@ -26,7 +26,7 @@ from extproc.phrases import listed
 from extproc.routing.modelroutes import ModelRoute
 from extproc.routing.rewrites import Rule
 
-MAX_TOLD = 5
+MAX_LOSSES = 5
 """Losses that are reported of one object; a rule may have thousands of names."""
 
 
@@ -166,7 +166,7 @@ def make_merge(
         if number % NAMES_A_PASS == 0:
             yield NOTHING
         if whys := [why for rule in each.rules for why in ranked.add(rule, each.origin)]:
-            why = f"other objects decide for {listed(whys, MAX_TOLD)}"
+            why = f"other objects decide for {listed(whys, MAX_LOSSES)}"
             lost[each.origin] = Loss(is_whole=each.origin not in ranked.origins, why=why)
     claims = [each.route for each in offers.values() if each.route is not None]
     others = [each for each in aliases if offers.keys().isdisjoint(each.models)]

@@ -96,14 +96,14 @@ class Declaring:
             return "it is declared by the configuration"
         return self._own_names.why_not(name)
 
-    def has_others(self, source: str, scope: TokenScope) -> bool:
+    def is_used_outside(self, source: str, scope: TokenScope) -> bool:
         """Return whether a name outside of a scope is declared with a source, or with one above or
         below it.
         """
         if self._users is None:
             offers = self._offered.items()
             self._users = Users({name: each.declaration.source for name, each in offers})
-        return self._users.has_others(source, scope)
+        return self._users.is_used_outside(source, scope)
 
     def priority(self, name: str) -> int | None:
         """Return the priority of the configured route of a model; None for no route."""

@@ -148,7 +148,7 @@ class ModelListing:
         cards = dict[str, ModelCard]()
         for number, name in enumerate(names, start=1):
             cards[name] = registry[name]
-            if number % _LOOKS_A_PASS == 0:
+            if number % _CHECKS_A_PASS == 0:
                 yield b""
         yield from _blanks(self._aliases.add(cards, registry, names, self._is_declared))
         yield from list_in_passes(cards, self._encoded)
@@ -158,11 +158,11 @@ class ModelListing:
         for number, name in enumerate(list(self._encoded), start=1):
             if name not in registry and name not in targets:
                 del self._encoded[name]
-            if number % _LOOKS_A_PASS == 0:
+            if number % _CHECKS_A_PASS == 0:
                 yield
 
 
-_LOOKS_A_PASS = 4 * NAMES_A_PASS
+_CHECKS_A_PASS = 4 * NAMES_A_PASS
 _TARGETS_A_PASS = 20 * NAMES_A_PASS
 
 
@@ -178,7 +178,7 @@ def _add_names(
     num = 0
     for each in {id(each): each for each in lists}.values():
         num += len(each)
-        if num > _LOOKS_A_PASS:
+        if num > _CHECKS_A_PASS:
             num = 0
             yield
         names.update(registry.keys() & each)
@@ -300,7 +300,7 @@ class Models:
         for number, (name, card) in enumerate(registry.items(), start=1):
             if name not in hidden:
                 seen[name] = card
-            if number % _LOOKS_A_PASS == 0:
+            if number % _CHECKS_A_PASS == 0:
                 yield b""
         yield from _blanks(_add_names(names, lists, seen))
         yield from self._listing.part(seen, names)
@@ -357,8 +357,8 @@ def _knows_all_models(snapshot: Snapshot) -> bool:
     never to ask again. One that stays silent, or restarts again and again, is not waited for.
     """
     up = _up(snapshot)
-    has_told = any(view.registered is not None for view in up)
-    return has_told and not any(view.is_owing for view in up)
+    has_listed = any(view.registered is not None for view in up)
+    return has_listed and not any(view.is_owing for view in up)
 
 
 def _allowed(snapshot: Snapshot, subset: frozenset[str] | None) -> Iterator[EndpointView]:

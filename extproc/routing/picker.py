@@ -180,8 +180,10 @@ class Picker:
         further, num_fallbacks = tuple[str, ...](), self._settings.num_fallbacks
         holders = columns.holders(adapter or "")
         if self._num_more:
-            others = next_rows(columns, among, (chosen, *choice.others), holders, self._num_more)
-            further = tuple(map(addresses.__getitem__, others))
+            further_rows = next_rows(
+                columns, among, (chosen, *choice.further_rows), holders, self._num_more
+            )
+            further = tuple(map(addresses.__getitem__, further_rows))
         return Pick(
             self._next_id(),
             request,

@@ -137,16 +137,16 @@ class Rewrites:
                 self._exact.setdefault(model, draw)
             if not rule.models and self._generic is None:
                 self._generic = draw
-        self._look()
+        self._set_active()
 
-    def _look(self) -> None:
+    def _set_active(self) -> None:
         has_rules = bool(self._exact) or self._generic is not None
         self.is_active = has_rules or bool(self._declared) or self.spelling.joins
 
     def declare(self, names: Collection[str]) -> None:
         """Replace the adapters that pods may have under another name, known once one is picked."""
         self._declared = names
-        self._look()
+        self._set_active()
 
     def is_declared(self, model: str) -> bool:
         """Return whether pods may have a model under another name."""
@@ -211,10 +211,10 @@ class Rewrites:
 
     def losses(self) -> dict[str, str]:
         """Return what is said of rules with canaries that are taken back, by the rule's name."""
-        told = defaultdict[str, list[str]](list)
+        reasons = defaultdict[str, list[str]](list)
         for rule, target, why in self.taken_back:
-            told[rule.name].append(f"the canary {target} is taken back: {why}")
-        return {name: listed(each) for name, each in told.items()}
+            reasons[rule.name].append(f"the canary {target} is taken back: {why}")
+        return {name: listed(each) for name, each in reasons.items()}
 
     def warnings(self) -> list[str]:
         """Return the same, for people."""

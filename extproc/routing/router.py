@@ -164,7 +164,7 @@ class Router:
     def resume(self, ticket: Ticket, *, now: float) -> Pick | Rejection | Ticket:
         """Return a held request's result, if there is one; raise what its policy raised."""
         if now >= ticket.give_up_s and ticket.reason == FOR_POD:
-            self.queue.ask(ticket, self._look, now=now)  # what is known may be wrong
+            self.queue.ask(ticket, self._choose_held, now=now)  # what is known may be wrong
         elif now >= ticket.give_up_s and self.queue.is_due(now):
             self.offer(now=now)  # one whose adapter has not come may have something else
         self.queue.expire(ticket, now=now)
@@ -184,16 +184,16 @@ class Router:
 
     def offer(self, *, now: float) -> None:
         """Offer the room there is to those that are held, if it is time."""
-        self.queue.offer(self._look, now=now, reach=self.reach(now=now))
+        self.queue.offer(self._choose_held, now=now, destinations=self.destinations(now=now))
 
-    def reach(self, *, now: float) -> Destinations:
+    def destinations(self, *, now: float) -> Destinations:
         """Return where requests may go, as things are now."""
         endpoints, catalog = self.pool.snapshot(now=now).endpoints, self.catalog
         return Destinations(endpoints, catalog.holders, catalog.served, self.pool.slots)
 
     def hear(self, router_id: str, waiting: Waiting, *, now: float) -> None:
         """Have those that wait at another router go first here, too."""
-        self.queue.hear(router_id, waiting, now=now, reach=self.reach(now=now))
+        self.queue.hear(router_id, waiting, now=now, destinations=self.destinations(now=now))
 
     def choose(
         self, request: RequestInfo, *, now: float, is_new: bool = False
@@ -204,17 +204,17 @@ class Router:
             is_new: Held requests are offered room before it, and it waits for those in line.
         """
         queue, models = self.queue, self.models
-        lets_others_go = is_new and queue.lets_others_go()
-        if lets_others_go and queue.is_due(now):
+        has_line = is_new and queue.has_line()
+        if has_line and queue.is_due(now):
             self.offer(now=now)
         known = models.identify(request, self.picker.uses_cached_bytes, now)
         if type(known) is Rejection:
             claimed = models.claimed(request)
             return claimed, self._awaited(claimed, known, now)
-        turn_s = queue.turn_s(known, now) if lets_others_go else None
+        until_s = queue.must_wait_until_s(known, now) if has_line else None
         result: Pick | Rejection | Wait
-        if turn_s is not None:
-            result = Wait(turn_s, FOR_TURN)
+        if until_s is not None:
+            result = Wait(until_s, FOR_TURN)
         elif self.catalog.num_declared:
             result = self._pick_declared(known, now)
         else:
@@ -276,9 +276,9 @@ class Router:
             num_routers=self.pool.flights.num_routers,
             max_hold_s=self.max_hold_s,
         )
-        return _in_turn(found, kept) if kept else found
+        return _until_free(found, kept) if kept else found
 
-    def _look(self, ticket: Ticket, now: float) -> Pick | Rejection | Wait:
+    def _choose_held(self, ticket: Ticket, now: float) -> Pick | Rejection | Wait:
         """Choose for a held request, and count the pick."""
         try:
             known, result = self.choose(ticket.request, now=now)
@@ -366,7 +366,9 @@ def _are_gone(result: Pick | Rejection | Wait, request: RequestInfo, columns: Co
     return is_none and request.subset is None  # a gateway's own subset stays what it is
 
 
-def _in_turn(result: Pick | Rejection | Wait, kept: Mapping[str, float]) -> Pick | Rejection | Wait:
+def _until_free(
+    result: Pick | Rejection | Wait, kept: Mapping[str, float]
+) -> Pick | Rejection | Wait:
     """Have a request wait for its turn that gets none of the endpoints that are not kept from
     it."""
     if not isinstance(result, Wait) or result.reason == FOR_POD:

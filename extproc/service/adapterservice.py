@@ -77,7 +77,9 @@ class AdapterService:
             status=self._status,
             wait_until_ready=self._wait_until_ready,
             why_not=self.declaring.why_not,
-            known=TokenFacts(self.declaring.has_others, self._is_base, self.declaring.priority),
+            known=TokenFacts(
+                self.declaring.is_used_outside, self._is_base, self.declaring.priority
+            ),
             clock=clocks.clock,
         )
         self._sources, self._catalog = routing.sources, routing.router.catalog
@@ -86,7 +88,7 @@ class AdapterService:
             router_id,
             self._catalog,
             poke=poke,
-            look=routing.is_wanting.set,
+            wake=routing.is_wanting.set,
             clock=clocks.clock,
             say=say,
         )

@@ -171,9 +171,9 @@ class App:
         try:
             while True:
                 await asyncio.sleep(UPKEEP_INTERVAL_S)
-                parts.look()
+                parts.tick()
                 self._update_health()
-                garbage.look()
+                garbage.tick()
         finally:
             garbage.end()
 

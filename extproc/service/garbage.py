@@ -27,7 +27,7 @@ time on these passes."""
 
 
 class Garbage:
-    """Has the collector's passes short; `look` about once a second.
+    """Has the collector's passes short; `tick` about once a second.
 
     Args:
         num_requests: Returns how many requests have been decided; it stands still at rest.
@@ -47,7 +47,7 @@ class Garbage:
         self._collected: tuple[int, object] | None = None
         self._collected_s, self._num_changes = clock(), 0
 
-    def look(self) -> None:
+    def tick(self) -> None:
         """Leave out what is new, or collect everything if it is time."""
         seen, before = (self._num_requests(), self._models()), self._seen
         self._seen = seen

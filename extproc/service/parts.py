@@ -287,7 +287,7 @@ class Parts:
         self.pods.pace.configure(config.scrape.expiry_s, config.scrape.budget)
         self.adapters.configure(config)
 
-    def look(self) -> None:
+    def tick(self) -> None:
         """Do what is due about once a second: forget what nobody ends, and say who is lost."""
         taken_back = self.routing.rewrites.take_news()
         news = (self.traffic.wire.mismatches, self.services.lost_rewrites, self.routing.pool.speeds)

@@ -94,7 +94,7 @@ class Services:
             on_streams=accounting.record_access_logs,
             on_lost=endings.lost_log,
             reads_load=config.pods.orca,
-            turns=self.processor.turns,
+            pass_scheduler=self.processor.pass_scheduler,
         )
         self.eds = EdsService(
             config.destination.eds_cluster, on_nack=recorder.eds_refused, on_unusable=_on_unusable
@@ -110,7 +110,7 @@ class Services:
         """Expire picks and calls that nobody ends; call it about once a second."""
         self._endings.tick(now=self._clock())
         self.processor.tick()
-        self.marks.look(now=self._clock())
+        self.marks.tick(now=self._clock())
 
     def warnings(self) -> list[str]:
         """Return what is wrong with the gateway, for people."""

@@ -113,7 +113,7 @@ class Outbox:
     _is_awake: bool = False
     _frames: dict[int, list[bytes]] = field(default_factory=dict)
     _sealed: list[dict[int, list[bytes]]] = field(default_factory=list)
-    _turns: deque[StreamSender] = field(default_factory=deque)
+    _ready_streams: deque[StreamSender] = field(default_factory=deque)
     _held_window_bytes: int | None = None
 
     def put(self, stream_id: int, chunk: bytes) -> None:
@@ -177,7 +177,7 @@ class Outbox:
         if stream.queue is None:
             stream.queue = Unsent()
             if stream.window_bytes > 0:
-                self._turns.append(stream)
+                self._ready_streams.append(stream)
         stream.queue.add(prefix)
         stream.queue.add(message)
         size = len(prefix) + len(message)
@@ -219,7 +219,7 @@ class Outbox:
         was_blocked = stream.window_bytes <= 0
         stream.window_bytes += change_bytes
         if was_blocked and stream.window_bytes > 0 and stream.queue is not None:
-            self._turns.append(stream)
+            self._ready_streams.append(stream)
         return stream.window_bytes <= frames.LARGEST_WINDOW_BYTES
 
     def pump(self) -> None:
@@ -227,9 +227,9 @@ class Outbox:
 
         A stream has turns while it has both queue and window; `add_stream_window` returns them.
         """
-        turns = self._turns
-        while turns and self.window_bytes > 0:
-            stream = turns.popleft()
+        ready = self._ready_streams
+        while ready and self.window_bytes > 0:
+            stream = ready.popleft()
             if stream.queue is None or stream.window_bytes <= 0:
                 continue
             self._send_frame(stream, stream.queue)
@@ -237,7 +237,7 @@ class Outbox:
                 stream.queue = None
                 stream.on_queue_sent()
             elif stream.window_bytes > 0:
-                turns.append(stream)
+                ready.append(stream)
 
     def _send_frame(self, stream: StreamSender, queue: Unsent) -> None:
         size = min(queue.num_bytes, self.window_bytes, stream.window_bytes, self.max_frame_bytes)

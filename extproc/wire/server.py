@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from extproc.address import Address
-from extproc.passes import PassTurns
+from extproc.passes import PassScheduler
 from extproc.wire import Abuse, Connection, Counters, Limits
 from extproc.wire.budget import Budget
 from extproc.wire.limits import DEFAULT_LIMITS
@@ -255,12 +255,12 @@ class WireServer:
     is_draining: bool = False
     wires: set[_Wire] = field(default_factory=set)
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    _turns: PassTurns = field(init=False)
+    _pass_scheduler: PassScheduler = field(init=False)
     _listener: asyncio.Server | None = None
     _all_lost: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self._turns = PassTurns(self.loop.call_later)
+        self._pass_scheduler = PassScheduler(self.loop.call_later)
         self._timer = self.loop.call_later(self.tick_s, self._tick)
         self.budget.tick(now=self.loop.time())
 
@@ -321,7 +321,7 @@ class WireServer:
         One pass of one socket, then everything else: with a pass of each, the wait of other sockets
         would grow with the number of busy senders.
         """
-        self._turns.add(wire.go_on)
+        self._pass_scheduler.add(wire.go_on)
 
     def on_wire_lost(self, wire: _Wire) -> None:
         """Forget a closed socket."""

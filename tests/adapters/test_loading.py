@@ -46,7 +46,7 @@ class Scene:
                 "r",
                 router.catalog,
                 poke=lambda _address: None,
-                look=self.routing.is_wanting.set,
+                wake=self.routing.is_wanting.set,
                 clock=clock,
                 say=None,
             ),
@@ -108,7 +108,7 @@ async def test_a_look_that_breaks_is_logged_and_the_next_one_comes(
 
     async def on_ticked(_forgotten: Sequence[str]) -> None:
         looks.release()
-        scene.adapters.look()
+        scene.adapters.wake()
         raise ValueError("broke")
 
     scene.on_ticked = on_ticked
@@ -129,7 +129,7 @@ async def test_looks_that_take_long_leave_time_for_requests() -> None:
     async def on_ticked(_forgotten: Sequence[str]) -> None:
         nonlocal num_looks
         num_looks += 1
-        scene.adapters.look()
+        scene.adapters.wake()
 
     scene.on_ticked = on_ticked
     task = asyncio.create_task(scene.adapters.run())
@@ -156,7 +156,7 @@ async def test_it_rests_until_something_is_new(monkeypatch: pytest.MonkeyPatch) 
         for _ in range(100):
             await asyncio.sleep(0)
         assert num_looks == expected
-        scene.adapters.look()
+        scene.adapters.wake()
     task.cancel()
 
 

@@ -135,7 +135,7 @@ class Port:
     def _has_others(self, source: str, scope: TokenScope) -> bool:
         entries = self.store.entries.items()
         users = Users({name: each.declaration.source for name, each in entries})
-        return users.has_others(source, scope)
+        return users.is_used_outside(source, scope)
 
     async def _wait(self, name: str, timeout_s: float) -> bool:
         self.waited.append((name, timeout_s))
@@ -169,7 +169,7 @@ class Port:
 
 @asynccontextmanager
 async def started(port: Port) -> AsyncIterator[Port]:
-    await port.store.look()
+    await port.store.poll()
     await port.server.start()
     try:
         yield port

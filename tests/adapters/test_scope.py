@@ -25,7 +25,7 @@ PRIORITIES = {"base": 5, "batch": -5, "a-routed": 10, "a-low": -2}
 def known(sources: Mapping[str, str] = SOURCES) -> TokenFacts:
     users = Users(sources)
     return TokenFacts(
-        users.has_others, lambda name: name in ("base", "batch", "a-base"), PRIORITIES.get
+        users.is_used_outside, lambda name: name in ("base", "batch", "a-base"), PRIORITIES.get
     )
 
 
@@ -140,7 +140,7 @@ def test_others_use_a_source_if_theirs_is_the_same_or_above_or_below_it(
 
     scopes = ((TokenScope(A), "pq"), (TokenScope(("p",)), ["q", "a-1", "a-2"]), (TokenScope(), ()))
     for scope, others in (*scopes, *scopes):
-        assert users.has_others(path, scope) is any(
+        assert users.is_used_outside(path, scope) is any(
             is_above(sources[name], path) or is_above(path, sources[name])
             for name in others
             if name in sources

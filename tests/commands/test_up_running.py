@@ -30,7 +30,7 @@ from tests.servers import serving_app
 slow = pytest.mark.timeout(180)
 POLICY_THAT_WARNS = """
 import logging
-from extproc.routing.policies import RoundRobin as Told
+from extproc.routing.policies import RoundRobin as PredictedTime
 logging.getLogger("told").warning("look here")
 """
 

@@ -48,7 +48,7 @@ class Seen:
     async def look(self, times: int = 1) -> list[str] | None:
         """Look, and give the addresses in force; None where there are none yet."""
         for _ in range(times):
-            await self.discovery.look()
+            await self.discovery.resolve()
         return [each.address for each in self.taken[-1]] if self.taken else None
 
 
@@ -283,7 +283,7 @@ async def test_a_callback_that_raises_does_not_end_the_search(server: DnsServer)
         clock=lambda: 0.0,
         nameservers=[server.address],
     )
-    await discovery.look()
+    await discovery.resolve()
 
     assert told == ["pods: not today"]
 

@@ -15,7 +15,15 @@ from extproc.lab.engine.profiles import EngineProfile
 from extproc.lab.fleet.settings import FleetSettings
 from extproc.lab.trials.prospects import Prospect, prospects
 from extproc.lab.trials.table import line
-from extproc.lab.trials.whatif import WARM_UP, Case, Told, add, missing_s, simulate, told
+from extproc.lab.trials.whatif import (
+    WARM_UP,
+    Case,
+    PredictedTime,
+    add,
+    compare_times,
+    missing_s,
+    simulate,
+)
 from extproc.lab.workload.intervals import Interval
 from extproc.lab.workload.judge import Slo, percentile
 from extproc.lab.workload.recorded import Record
@@ -84,11 +92,11 @@ class Question:
         *_, other = prospects([recorded, self._case(self.other)], run, self.slo)
         return other
 
-    def wrongly_told(self, record: Record, profile: EngineProfile) -> list[Told]:
+    def wrongly_told(self, record: Record, profile: EngineProfile) -> list[PredictedTime]:
         """Return what the model says of the recorded policy that is off."""
         settings = replace(self.settings, profile=profile)
         result = simulate(record, settings, self._case(self.recorded))
-        compared = told(record, add(result, missing_s(record, result)))
+        compared = compare_times(record, add(result, missing_s(record, result)))
         return [each for each in compared if each.is_off]
 
     def fitted(self, record: Record) -> EngineProfile:

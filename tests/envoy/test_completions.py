@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from extproc.bounds import MAX_ATTEMPTS, MAX_DURATION_S, MAX_LAG_S, MAX_STATUS
 from extproc.envoy.completions import ENTRIES_A_PASS, MAX_PUT_OFF, ORCA_HEADER, CompletionService
 from extproc.learned.evidence import Evidence
-from extproc.passes import PassTurns
+from extproc.passes import PassScheduler
 from extproc.pods.completion import Completion
 from extproc.types import Outcome
 from extproc.wire.rpc import Code
@@ -359,7 +359,7 @@ class Later:
 
     def __init__(self) -> None:
         self._calls: list[Callable[[], None]] = []
-        self.turns = PassTurns(self._call_later)
+        self.turns = PassScheduler(self._call_later)
 
     def _call_later(self, _after_s: float, callback: Callable[[], None]) -> Any:
         self._calls.append(callback)
@@ -378,7 +378,7 @@ def taking_turns(**options: Any) -> tuple[Later, list[str], FakeCall, Any]:
     service = CompletionService(
         lambda each, _: seen.append(each.pick_id),
         wall_clock=lambda: NOW_WALL_S,
-        turns=later.turns,
+        pass_scheduler=later.turns,
         **options,
     )
     call, session = begin(service.methods(), "StreamAccessLogs")

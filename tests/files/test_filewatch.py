@@ -44,7 +44,7 @@ class Follower:
 
     def look(self, times: int = 2) -> None:
         for _ in range(times):
-            self.watch.look()
+            self.watch.poll()
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_the_file_is_named_once_even_if_the_error_names_it(path: Path) -> None:
         raise ValueError(f"{path}: cannot use {text}")
 
     path.write_text("it")
-    FileWatch(path, interval_s=1, on_change=refuse, on_failure=troubles.append).look()
+    FileWatch(path, interval_s=1, on_change=refuse, on_failure=troubles.append).poll()
 
     assert troubles == [f"{path}: cannot use it"]
 

@@ -62,7 +62,7 @@ class Fleet:
 
     def look(self) -> list[str]:
         views = tuple(self.view(number) for number in self.pods)
-        lines = self.losses.look(Snapshot(views, self.now))
+        lines = self.losses.update(Snapshot(views, self.now))
         self.lines += lines
         return [text(line) for line in lines]
 
@@ -110,10 +110,10 @@ def test_a_loss_is_said_once_with_its_cause_and_so_is_the_return() -> None:
 def test_a_pod_without_a_name_is_called_by_its_address() -> None:
     losses = Losses()
     view = EndpointView(address(0), address(0), is_known=False)
-    losses.look(Snapshot((view,), 0.0))
+    losses.update(Snapshot((view,), 0.0))
     for now in (0.0, 1.0):
         losses.failed(address(0), PodPart.REPORTS, REFUSED, now=now)
-    [line] = losses.look(Snapshot((view,), 3.0))
+    [line] = losses.update(Snapshot((view,), 3.0))
 
     assert text(line) == "10.0.0.0:8000: no reports for 3 s: connection refused; lost: 1 of 1"
 

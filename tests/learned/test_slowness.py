@@ -48,7 +48,7 @@ class Watched:
                 view(1, Decode(1, slow_ms / 1000), num_running=num_running),
                 view(2, Decode(1, 0.01)),
             )
-            for line in self.pods.look(Snapshot(views, self.now)):
+            for line in self.pods.update(Snapshot(views, self.now)):
                 self.lines.append((line.is_loss, line.template % line.values))
 
 
@@ -167,7 +167,7 @@ def test_a_pod_just_below_the_limit_has_not_recovered() -> None:
 def test_a_pod_that_has_left_is_forgotten_in_silence() -> None:
     watched = Watched()
     watched.run(40, slow_ms=40)
-    watched.pods.look(Snapshot((), watched.now + 1))
+    watched.pods.update(Snapshot((), watched.now + 1))
 
     assert not watched.pods.is_slow(address(1))
 

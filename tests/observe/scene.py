@@ -114,7 +114,7 @@ class Scene:
             rng=clocks.rng,
         )
 
-    def look(self, address: str) -> None:
+    def recheck_models(self, address: str) -> None:
         self.doubtful.append(address)
 
     def doubt(self, address: str) -> None:

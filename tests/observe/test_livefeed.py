@@ -83,7 +83,7 @@ def test_a_pod_is_shown_with_its_time_per_token_and_that_over_its_peers() -> Non
     )
     for _ in range(40):
         scene.now += 1
-        scene.feed.slow.look(scene.snapshot())
+        scene.feed.slow.update(scene.snapshot())
     pods = scene.frame()["pods"]
 
     assert [each["token_ms"] for each in pods] == [10.0, 10.0, 24.0]

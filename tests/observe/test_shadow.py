@@ -263,7 +263,7 @@ async def test_decisions_that_are_gone_before_they_can_be_asked_about_are_counte
         await scene.until("num", 1)
         for _ in range(1000):  # without a look between them
             scene.decide()
-        await eventually(lambda: scene.said["skipped"]["behind"] >= 1000 - shadows.MAX_LOOKED)
+        await eventually(lambda: scene.said["skipped"]["behind"] >= 1000 - shadows.MAX_PER_POLL)
 
 
 async def test_it_gets_the_views_and_the_request_of_the_decision() -> None:

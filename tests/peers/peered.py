@@ -69,7 +69,7 @@ class Peered:
             router_id,
             self.catalog,
             poke=lambda _: None,
-            look=lambda: None,
+            wake=lambda: None,
             clock=lambda: 0.0,
             say=lambda word: self.observers.call("telling", self.telling.links.say, word),
         )

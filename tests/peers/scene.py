@@ -126,7 +126,7 @@ def served(
 ) -> PeersService:
     """The links of a router, which believes who calls."""
     adapters = AdapterPeers(
-        router_id, router.catalog, poke=lambda _: None, look=lambda: None, clock=clock, say=None
+        router_id, router.catalog, poke=lambda _: None, wake=lambda: None, clock=clock, say=None
     )
     return PeersService(
         Relay(),

@@ -38,7 +38,7 @@ class Scene:
             "m",
             self.catalog,
             poke=self.poked.append,
-            look=self._look,
+            wake=self._look,
             clock=lambda: self.now,
             say=self.said.append if has_peers else None,
         )

@@ -11,7 +11,7 @@ from extproc.gen import peers_pb2
 from extproc.peers.adapterpeers import AdapterUpdate, LoadTrouble
 from extproc.peers.link import MAX_MESSAGE_BYTES, MAX_ROUTER_ID_CHARS, MAX_UNREAD_BYTES
 from extproc.peers.links import MAX_LINKS
-from extproc.peers.peermessages import MAX_REASON_CHARS, MAX_TOLD, PickUpdate, encode
+from extproc.peers.peermessages import MAX_ENTRIES, MAX_REASON_CHARS, PickUpdate, encode
 from extproc.pods.picksums import (
     MAX_ADAPTER_CHARS,
     MAX_CHANGES,
@@ -78,7 +78,7 @@ def test_what_is_said_of_adapters_arrives_within_bounds_and_a_cut_name_is_none()
     near, far = Router("a"), Router("b")
     wire = Wire(near, far)
     wire.pump()
-    many = tuple(f"{number}" for number in range(MAX_TOLD + 1))
+    many = tuple(f"{number}" for number in range(MAX_ENTRIES + 1))
     failed = (LoadTrouble("x", "files", "m" * 1000),)
     names = ("x" * (MAX_ADAPTER_CHARS + 1), "\ud800", "sql")
 
@@ -87,7 +87,7 @@ def test_what_is_said_of_adapters_arrives_within_bounds_and_a_cut_name_is_none()
     wire.pump()
 
     cut = (LoadTrouble("x", "files", "m" * MAX_REASON_CHARS),)
-    said = AdapterUpdate(True, 2**64 - 1, ("sql",), cut, many[:MAX_TOLD], leaving[:1])
+    said = AdapterUpdate(True, 2**64 - 1, ("sql",), cut, many[:MAX_ENTRIES], leaving[:1])
     assert near.updates == [("b", said)]
 
 
@@ -331,7 +331,7 @@ def test_two_links_to_a_router_are_told_once_and_the_second_takes_over() -> None
     near.tell(told())
     for wire in wires:
         wire.pump()
-    assert (len(far.heard), near.links.num_told) == (1, 1)
+    assert (len(far.heard), near.links.num_sent) == (1, 1)
     num_begun = near.num_begun
     wires[0].cut()
     assert near.links.is_telling
@@ -392,15 +392,15 @@ def test_a_link_that_does_not_read_gets_so_much_and_all_later_updates_are_droppe
         near.tell(LARGE)
     sent = sum(len(each) for each in wire.waiting())
     assert MAX_UNREAD_BYTES // 2 < sent <= MAX_UNREAD_BYTES + 100
-    assert near.links.num_untold > 1
+    assert near.links.num_unsent > 1
     wire.pump()
 
-    assert len(far.heard) - 1 + near.links.num_untold == num_updates
+    assert len(far.heard) - 1 + near.links.num_unsent == num_updates
 
 
 def test_a_link_that_has_dropped_something_is_told_again_once_it_has_read() -> None:
     near, far, wire = telling()
-    while not near.links.num_untold:
+    while not near.links.num_unsent:
         near.tell(LARGE)
     near.tell()  # would fit, but it would not be the next one
     wire.pump()
@@ -429,7 +429,7 @@ def test_while_it_reads_nothing_is_dropped() -> None:
         near.tell(LARGE)
         wire.pump()
 
-    assert near.links.num_untold == 0
+    assert near.links.num_unsent == 0
 
 
 def test_of_a_longer_message_the_rest_is_not_read() -> None:

@@ -141,7 +141,9 @@ def first_in_line(router: Router) -> Ticket:
     ticket = router.hold(info, wait, now=now, wake=lambda: None)
     assert isinstance(ticket, Ticket)
     router.queue.freed(now)
-    router.queue.offer(lambda _ticket, _now: wait, now=now, reach=router.reach(now=now))
+    router.queue.offer(
+        lambda _ticket, _now: wait, now=now, destinations=router.destinations(now=now)
+    )
     return ticket
 
 
@@ -346,7 +348,7 @@ def test_a_pick_at_too_many_places_is_untold_until_there_is_room(
     near = Near(call)
     near.start(1)
     near.flights.start(pick("aa-2", info=request("b")), now=0.0)
-    assert near.telling.num_untold == 1
+    assert near.telling.num_left_out == 1
     near.flights.finish("aa-1", now=0.0)
     near.later.run(WHOLE_S)
 

@@ -258,14 +258,14 @@ def test_an_envoy_whose_log_is_lost_is_named_once_and_again_when_it_is_back() ->
     books = Books()
     books.hear()
     books.pool.flights.start(books.pick, now=4.0)
-    looks = [books.accounting.look(now=4.0)]
+    looks = [books.accounting.check_logs(now=4.0)]
     books.accounting.logs.lost("", now=5.0)
-    looks += [books.accounting.look(now=5.0), books.accounting.look(now=6.0)]
+    looks += [books.accounting.check_logs(now=5.0), books.accounting.check_logs(now=6.0)]
     books.hear()
-    looks.append(books.accounting.look(now=7.0))
+    looks.append(books.accounting.check_logs(now=7.0))
 
     assert looks == [([], []), ([], [""]), ([], []), ([""], [])]
-    assert Books(source=EndSource.SCRAPE).accounting.look(now=1.0) == ([], [])
+    assert Books(source=EndSource.SCRAPE).accounting.check_logs(now=1.0) == ([], [])
 
 
 @pytest.mark.parametrize(

@@ -767,10 +767,10 @@ class ToldMachine(RuleBasedStateMachine):
             assert each.pending("a") >= len(in_flight)
             assert each.prompts_done_s <= self.now + MAX_QUEUE_S
             assert each.num_foreign >= 0
-            assert 0 <= others.num_before <= others.num_told == each.num_told
+            assert 0 <= others.num_before <= others.num_from_peers == each.num_told
             assert each.num_told == sum(place.num_sequences for place in peers.places)
             assert others.num_requests == sum(place.num for place in peers.places)
-            assert 0 <= others.num_since(self.now - 1.0) <= others.num_told
+            assert 0 <= others.num_since(self.now - 1.0) <= others.num_from_peers
 
     def teardown(self) -> None:
         for router_id in ("x", "y"):

@@ -61,9 +61,9 @@ def test_places_without_room_are_not_told_until_there_is_some(
     sums, first, second = PickSums(), flight(), flight(adapter="b")
     sums.began(first, 0.0)
     sums.began(second, 0.0)
-    assert sums.num_untold == 1
+    assert sums.num_left_out == 1
     assert [each.place[1] for each in sums.whole([first, second]).places] == ["a"]
-    assert sums.num_untold == 2
+    assert sums.num_left_out == 2
 
     assert [each.place[1] for each in sums.whole([second]).places] == ["b"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from extproc.pods.residency import OWN, SAME, Change, Residency
+from extproc.pods.residency import NO_ADAPTER, THIS_ADAPTER, Change, Residency
 from extproc.types import LoadReport
 
 NAMES = ("a", "b", "c", "d", "e", "f")
@@ -42,7 +42,7 @@ def _apply(residency: Residency, event: tuple[object, ...], now: float) -> Chang
         case ("finish", str() as name, bool() as has_run, bool() as is_late):
             at_s = now - (5.0 if is_late else 0.25)
             if name not in residency.in_flight:
-                return OWN  # nothing ends that has not begun
+                return THIS_ADAPTER  # nothing ends that has not begun
             return residency.finish(name, now=at_s, has_run=has_run)
         case ("stated", list() as gpu, cpu):
             residency.record_report(
@@ -58,7 +58,7 @@ def _apply(residency: Residency, event: tuple[object, ...], now: float) -> Chang
         case ("resize", size):
             places = size if isinstance(size, int) else None
             residency.configure(max_loras=2, max_cpu_loras=places)
-    return OWN
+    return THIS_ADAPTER
 
 
 # Another adapter is touched; adapters are evicted; too many are the oldest, then one less; slots
@@ -108,7 +108,7 @@ def test_what_is_kept_is_what_would_be_concluded_afresh(
         change = _apply(kept, event, float(number))
         afresh._ordered = None
 
-        if change == SAME:
+        if change == NO_ADAPTER:
             assert [*map(set, kept.arranged)] == [*map(set, before)]
         assert kept.gpu_adapters == afresh.gpu_adapters
         assert kept.cpu_adapters == afresh.cpu_adapters

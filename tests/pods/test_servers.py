@@ -29,9 +29,9 @@ def test_others_are_counted_by_whether_they_are_known_and_warned_of_for_a_while(
     assert "10.9.9.9:8000" in warning
     for cause in ("CORS", "weight", "blind", "modelNameOverride"):
         assert cause in warning
-    servers.look(now=0.0)
+    servers.tick(now=0.0)
     assert servers.warnings() == [warning]
-    servers.look(now=WINDOW_S)
+    servers.tick(now=WINDOW_S)
     assert servers.warnings() == []
 
 
@@ -40,7 +40,7 @@ def test_what_is_counted_of_late_is_that_of_one_window_to_two() -> None:
     lately = Lately(lambda: (count, 2 * count))
     grown = []
     for second in range(int(3 * WINDOW_S)):
-        lately.look(now=float(second))
+        lately.tick(now=float(second))
         count += 1
         grown.append(lately.counts())
 

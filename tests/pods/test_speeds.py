@@ -20,8 +20,8 @@ from extproc.pods.speeds import (
     MAX_LOAD_S,
     MAX_RATIO,
     MIN_ALIKE,
+    MIN_FIT_S,
     MIN_LOAD_S,
-    MIN_LOOK_S,
     NUM_OF_GROUP,
     NUM_SENT,
     UNSEEN_RATIO,
@@ -186,8 +186,8 @@ def test_a_group_is_looked_at_a_few_times_a_second_however_many_first_tokens_com
     newest_s = next(LATER_S)
     before = new_costs(2e-5, newest_s)
 
-    assert new_costs(4e-5, newest_s + MIN_LOOK_S / 2) == before
-    assert new_costs(4e-5, newest_s + MIN_LOOK_S) != before
+    assert new_costs(4e-5, newest_s + MIN_FIT_S / 2) == before
+    assert new_costs(4e-5, newest_s + MIN_FIT_S) != before
 
 
 def test_so_is_an_endpoint() -> None:
@@ -200,8 +200,8 @@ def test_so_is_an_endpoint() -> None:
     newest_s = next(LATER_S)
     before = own_costs(2e-5, newest_s)
 
-    assert own_costs(4e-5, newest_s + MIN_LOOK_S / 2) == before
-    assert own_costs(4e-5, newest_s + MIN_LOOK_S) != before
+    assert own_costs(4e-5, newest_s + MIN_FIT_S / 2) == before
+    assert own_costs(4e-5, newest_s + MIN_FIT_S) != before
 
 
 def test_endpoints_that_are_alike_are_taken_to_be_alike() -> None:

@@ -57,9 +57,9 @@ def test_what_was_told_long_ago_need_not_be_counted_again(
         if took_s is None:
             others.began(num, num, now)
             begun.append((now, num))
-        elif num <= others.num_told:
+        elif num <= others.num_from_peers:
             others.ended(num, num, now - took_s, now)
             begun.append((now - took_s, -num))
 
     num_since = sum(num for began_s, num in begun if began_s > at_s)
-    assert others.num_since(at_s) == min(max(0, num_since), others.num_told)
+    assert others.num_since(at_s) == min(max(0, num_since), others.num_from_peers)

@@ -93,11 +93,11 @@ class Scene:
         if self.is_busy:
             self.queue.charge(RequestInfo("m", arrived_at_s=self.now))
         self.queue.freed(self.now)
-        self.queue.offer(self.look, now=self.now, reach=self.reach)
+        self.queue.offer(self.look, now=self.now, destinations=self.destinations)
         return self.sent[before:]
 
     @property
-    def reach(self) -> Destinations:
+    def destinations(self) -> Destinations:
         return Destinations(self.endpoints, self.holders)
 
     @property

@@ -43,20 +43,20 @@ def other(told: Scene, *, at: Sequence[EndpointView] | None = None) -> Scene:
 
 def tell(told: Scene, scene: Scene, name: str = "aa") -> None:
     waiting = told.waiting
-    scene.queue.hear(name, waiting, now=scene.now, reach=scene.reach)
+    scene.queue.hear(name, waiting, now=scene.now, destinations=scene.destinations)
 
 
 def behind_s(scene: Scene, priority: int = 0, *, at_s: float | None = None) -> float:
     arrived_s = scene.now if at_s is None else at_s
     request = RequestInfo("m", arrived_at_s=arrived_s, claim=Claim(priority=priority))
-    turn_s = scene.queue.turn_s(request, scene.now)
-    return 0 if turn_s is None else turn_s - scene.now
+    until_s = scene.queue.must_wait_until_s(request, scene.now)
+    return 0 if until_s is None else until_s - scene.now
 
 
 def test_a_lower_priority_lets_a_higher_one_go_first() -> None:
     scene = other(waits())
 
-    assert scene.queue.lets_others_go()
+    assert scene.queue.has_line()
     assert behind_s(scene) == pytest.approx(SLOT_HOLD_S - scene.now)
     assert behind_s(scene, at_s=-1.0) > behind_s(scene, GOLD) == 0
 
@@ -70,11 +70,11 @@ def test_those_below_0_wait_as_long_as_anybody_does_and_go_when_nobody_does() ->
     told.queue.remove(told.tickets["first"], now=told.now)
     scene.now, scene.room = scene.now + 1.0, 1
     tell(told, scene)
-    scene.queue.offer(scene.look, now=scene.now, reach=scene.reach)
+    scene.queue.offer(scene.look, now=scene.now, destinations=scene.destinations)
 
     assert (before, behind) == ([], inf)
     assert scene.sent == ["idle"]
-    assert not scene.queue.lets_others_go()
+    assert not scene.queue.has_line()
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_what_is_told_last_counts_and_what_ended_lets_others_go_at_once() -> Non
     scene.now, scene.room = told.now, 9
     tell(told, scene)
     is_due = scene.queue.is_due(scene.now)
-    scene.queue.offer(scene.look, now=scene.now, reach=scene.reach)
+    scene.queue.offer(scene.look, now=scene.now, destinations=scene.destinations)
 
     assert at_first == []
     assert told.sent == ["first"]
@@ -140,7 +140,7 @@ def test_several_routers_are_heard_and_the_highest_of_them_first() -> None:
     scene = other(waits(1))
     tell(waits(), scene, "bb")
     both = behind_s(scene, 1)
-    scene.queue.hear("bb", NOBODY, now=scene.now, reach=scene.reach)
+    scene.queue.hear("bb", NOBODY, now=scene.now, destinations=scene.destinations)
 
     assert both > behind_s(scene, 1) == 0
     assert behind_s(scene) > 0
@@ -149,7 +149,7 @@ def test_several_routers_are_heard_and_the_highest_of_them_first() -> None:
 def test_nobody_waits_longer_than_by_our_own_settings() -> None:
     told = other(waits())
     word = Waiting(ahead=(Ahead(GOLD, 1e9, ALL),))
-    told.queue.hear("bb", word, now=told.now, reach=told.reach)
+    told.queue.hear("bb", word, now=told.now, destinations=told.destinations)
 
     assert behind_s(told) == pytest.approx(SLOT_HOLD_S)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from extproc.queue import HoldQueue, QueueSettings, Ticket
 from extproc.queue.offers import LATE_AGAIN_S, MAX_ASKED, MAX_SENT, QUIET_S
 from extproc.queue.queue import MAX_RETRY_AFTER_S
-from extproc.queue.schedule import ASK_S, ORDER_S, REST_RATIO, TOLD_WAIT_S
+from extproc.queue.schedule import ASK_S, ORDER_S, PEER_OFFERS_FIRST_S, REST_RATIO
 from extproc.queue.tenantorder import LATE_EVERY
 from extproc.types import Pick, Reason, RequestInfo
 from tests.builders import pick
@@ -392,8 +392,8 @@ def test_all_alike_that_are_late_are_looked_at_again_though_one_was_asked_for_in
     assert sorted(scene.free(3, after_s=2 * LATE_AGAIN_S)) == ["a", "b", "c"]
 
 
-def turn_s(scene: Scene) -> float | None:
-    return scene.queue.turn_s(RequestInfo("m", arrived_at_s=scene.now), scene.now)
+def must_wait_until_s(scene: Scene) -> float | None:
+    return scene.queue.must_wait_until_s(RequestInfo("m", arrived_at_s=scene.now), scene.now)
 
 
 @pytest.mark.parametrize("adapter", ["sql", None])
@@ -405,21 +405,21 @@ def test_room_that_another_router_s_request_left_is_offered_a_moment_later(
     scene.free(0)
     scene.queue.freed_elsewhere("p", adapter, now=scene.now)
 
-    assert scene.calls[-1] == pytest.approx(scene.now + TOLD_WAIT_S)
-    assert turn_s(scene) == pytest.approx(scene.now + TOLD_WAIT_S)
+    assert scene.calls[-1] == pytest.approx(scene.now + PEER_OFFERS_FIRST_S)
+    assert must_wait_until_s(scene) == pytest.approx(scene.now + PEER_OFFERS_FIRST_S)
 
 
 def test_newcomers_stand_in_line_while_what_is_freed_is_still_to_be_offered() -> None:
     scene = Scene()
     scene.hold("a")
-    assert turn_s(scene) is None
+    assert must_wait_until_s(scene) is None
     scene.free(0)
 
-    assert turn_s(scene) is None
+    assert must_wait_until_s(scene) is None
     scene.queue.freed(scene.now)
-    assert turn_s(scene) == scene.now
+    assert must_wait_until_s(scene) == scene.now
     scene.now += REST_S
-    assert turn_s(scene) is None
+    assert must_wait_until_s(scene) is None
 
 
 def test_by_the_queue_s_own_pace_who_will_be_late_is_refused_before_that() -> None:

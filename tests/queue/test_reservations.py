@@ -88,13 +88,13 @@ def test_a_slot_is_let_go_for_a_higher_priority_and_for_a_tenant_that_got_less(
 
 
 @pytest.mark.parametrize(
-    ("waited_s", "had_s", "turn_s", "is_kept"),
+    ("waited_s", "had_s", "slot_turn_s", "is_kept"),
     [(5, 5, 5.0, True), (4, 9, 5.0, False), (9, 4, 5.0, False), (99, 99, 0.0, False)],
 )
 def test_who_has_waited_long_gets_a_slot_that_was_had_as_long(
-    waited_s: float, had_s: float, turn_s: float, is_kept: bool
+    waited_s: float, had_s: float, slot_turn_s: float, is_kept: bool
 ) -> None:
-    made = kept(QueueSettings(slot_turn_s=turn_s))
+    made = kept(QueueSettings(slot_turn_s=slot_turn_s))
     made.add(waiting("y"), "y", one_pod(), now=NOW)
     held = waiting("x", at_s=NOW - waited_s)
     made.add(held, "x", one_pod(use(MODEST, since_s=NOW - had_s)), now=NOW)

@@ -66,7 +66,7 @@ def test_nobody_below_0_gets_what_is_freed_while_others_wait_that_were_not_looke
     scene.free(1)
 
     assert scene.sent == []
-    assert scene.queue.turn_s(scene.tickets["shed"].request, scene.now + REST_S) == inf
+    assert scene.queue.must_wait_until_s(scene.tickets["shed"].request, scene.now + REST_S) == inf
 
 
 STEPS = st.lists(
@@ -109,4 +109,4 @@ def test_only_those_below_0_stand_in_line_for_ever(priority: int) -> None:
     scene.hold("new", "here", priority=priority)
 
     request = scene.tickets["new"].request
-    assert scene.queue.turn_s(request, scene.now) == (inf if priority < 0 else None)
+    assert scene.queue.must_wait_until_s(request, scene.now) == (inf if priority < 0 else None)

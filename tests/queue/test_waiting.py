@@ -31,8 +31,8 @@ def newcomer(priority: int = 0, at_s: float = 0.0) -> RequestInfo:
 def behind_s(scene: Scene, priority: int = 0, *, at_s: float | None = None) -> float:
     """For how long a newcomer has to let others go first."""
     request = newcomer(priority, scene.now if at_s is None else at_s)
-    turn_s = scene.queue.turn_s(request, scene.now)
-    return 0 if turn_s is None else turn_s - scene.now
+    until_s = scene.queue.must_wait_until_s(request, scene.now)
+    return 0 if until_s is None else until_s - scene.now
 
 
 def waiting(settings: QueueSettings | None = None, priority: int = GOLD) -> Scene:
@@ -247,7 +247,7 @@ def test_only_who_may_go_where_the_first_wants_to_lets_it_go_first(
     arrival = RequestInfo(model, subset=subset, arrived_at_s=scene.now)
 
     assert scene.sent == ([] if is_behind else ["more"])
-    assert (scene.queue.turn_s(arrival, scene.now) is not None) is is_behind
+    assert (scene.queue.must_wait_until_s(arrival, scene.now) is not None) is is_behind
 
 
 def test_who_waits_for_an_adapter_that_no_pod_has_holds_up_nobody() -> None:

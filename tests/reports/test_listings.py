@@ -317,10 +317,10 @@ async def test_a_look_polls_long_before_it_is_time_and_a_second_one_waits() -> N
         address = host_and_port(url)
         poller.set_endpoints([Endpoint(address)])
         await listener.next()
-        poller.look(address)
+        poller.recheck(address)
         await listener.next()
         for _ in range(40):
-            poller.look(address)
+            poller.recheck(address)
             await asyncio.sleep(0.002)
         assert pod.num_asked == 2  # more than a poke's rest has passed
         await listener.next()

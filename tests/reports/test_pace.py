@@ -14,9 +14,9 @@ from extproc.reports.pace import (
     LATE_GROWTH,
     LATE_S,
     LIST_S,
-    LOOK_S,
     MAX_S,
     PAGE_S,
+    RECHECK_S,
     SPREAD,
     Rest,
     ScrapePace,
@@ -123,7 +123,7 @@ def test_a_report_that_is_due_sooner_is_asked_for_once_and_from_there_the_time_g
     rests = pod.ask_for(20.0)
 
     assert calm_s > 1.0
-    assert 0.25 < rests[0] < 0.25 * GROWTH + LOOK_S
+    assert 0.25 < rests[0] < 0.25 * GROWTH + RECHECK_S
     assert rests == sorted(rests[:3]) + rests[3:]
     assert rests[-1] > 1.0
 
@@ -156,7 +156,7 @@ def test_a_pod_that_waits_is_looked_at_meanwhile() -> None:
     pod.ask_for(20.0)
     pod.ask()
 
-    assert pod.rest.wait_s(pod.now, is_expected=True) == LOOK_S
+    assert pod.rest.wait_s(pod.now, is_expected=True) == RECHECK_S
 
 
 @given(st.lists(st.booleans(), max_size=40), st.floats(0.001, 0.1))

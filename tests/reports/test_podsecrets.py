@@ -114,13 +114,13 @@ async def test_a_file_that_cannot_be_used_leaves_the_last_key_and_is_reported_on
     for text in ("", "two\nlines\n"):
         replace_file(key_file, text)
         for _ in range(2):
-            secrets.look()
+            secrets.reread()
         assert secrets.keys == ("old",)
     assert len(caplog.records) == 2
     key_file.unlink()
-    secrets.look()
+    secrets.reread()
     replace_file(key_file, "new\n")
-    secrets.look()
+    secrets.reread()
 
     assert secrets.keys == ("new", "old")
     assert not any("new" in record.getMessage() for record in caplog.records)

@@ -18,7 +18,7 @@ from extproc.reports import scraper as scraper_module
 from extproc.reports.engines import PROFILES
 from extproc.reports.exposition import parse_report
 from extproc.reports.loops import READING_SHARE, LoopSettings
-from extproc.reports.pace import LOOK_S, ScrapePace
+from extproc.reports.pace import RECHECK_S, ScrapePace
 from extproc.reports.podclient import PodClient
 from extproc.reports.scraper import Scraper
 from extproc.types import Endpoint, LoadReport
@@ -332,7 +332,7 @@ async def test_a_pod_whose_reports_are_as_expected_can_wait_until_something_happ
                 now += waits_s[-1] or 0.05
 
             assert waits_s[0] is None
-            assert waits_s[-1] == LOOK_S
+            assert waits_s[-1] == RECHECK_S
             if news == "a closed connection":
                 client.close()
             elif news == "it left":

@@ -50,11 +50,11 @@ def test_a_list_larger_than_all_room_is_sent_and_the_next_one_waits_for_it() -> 
     those.lists.send(first, 300, seconds=0.0)
     assert those.woken == [second]
     assert not those.lists.is_next(second, now=0.0)
-    look_s = those.lists.look_s(second, now=0.0)
-    assert look_s == 2.01
+    recheck_s = those.lists.recheck_s(second, now=0.0)
+    assert recheck_s == 2.01
     assert not those.lists.is_next(second, now=1.99)
 
-    assert those.lists.is_next(second, now=look_s)
+    assert those.lists.is_next(second, now=recheck_s)
 
 
 def test_a_short_list_that_takes_long_to_make_is_waited_for_as_one_of_many_bytes() -> None:
@@ -62,11 +62,11 @@ def test_a_short_list_that_takes_long_to_make_is_waited_for_as_one_of_many_bytes
     first, second = those.enter(), those.enter()
     assert those.lists.is_next(first, now=0.0)
     those.lists.send(first, 1, seconds=0.4)
-    look_s = those.lists.look_s(second, now=0.0)
+    recheck_s = those.lists.recheck_s(second, now=0.0)
 
-    assert look_s == pytest.approx(0.4 / MAX_SHARE - 1, abs=0.02)
+    assert recheck_s == pytest.approx(0.4 / MAX_SHARE - 1, abs=0.02)
     assert not those.lists.is_next(second, now=0.9)
-    assert those.lists.is_next(second, now=look_s)
+    assert those.lists.is_next(second, now=recheck_s)
 
 
 def test_who_is_not_first_looks_at_its_end_only() -> None:
@@ -74,7 +74,7 @@ def test_who_is_not_first_looks_at_its_end_only() -> None:
     first, second = those.enter(), those.enter(now=1.0)
     assert not those.lists.is_next(second, now=1.0)
 
-    assert those.lists.look_s(second, now=1.0) == second.give_up_s
+    assert those.lists.recheck_s(second, now=1.0) == second.give_up_s
     those.lists.leave(first)
     assert those.woken == [second]
     assert those.lists.is_next(second, now=1.0)
@@ -86,7 +86,7 @@ def test_a_list_counts_until_its_rpc_has_ended() -> None:
     assert those.lists.is_next(first, now=0.0)
     those.lists.send(first, 100, seconds=0.0)
     assert not those.lists.is_next(second, now=0.0)
-    assert those.lists.look_s(second, now=0.0) == second.give_up_s
+    assert those.lists.recheck_s(second, now=0.0) == second.give_up_s
     those.lists.leave(first)
     those.lists.leave(first)
 

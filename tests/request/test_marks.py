@@ -59,12 +59,12 @@ def test_a_request_that_this_router_decided_is_known_while_it_is_in_flight() -> 
 
 def test_a_key_that_was_changed_counts_within_a_minute() -> None:
     side, other = Side(), Side(THEIRS, (OTHER,))
-    side.marks.look(now=0.0)
+    side.marks.tick(now=0.0)
     headers = sent(other.marks.of(PICK))
     side.keys = (KEY, OTHER)
     known = []
     for now in (KEYS_EVERY_S - 1, KEYS_EVERY_S):
-        side.marks.look(now=now)
+        side.marks.tick(now=now)
         known.append(asked(side, headers))
 
     assert known == [False, True]
@@ -159,8 +159,8 @@ def test_calls_per_request_are_those_of_late() -> None:
     assert "asks 40 times about one request" in warning
     assert "peers.key_file" not in warning
     for number in (1, 2):
-        marks.look(now=number * WINDOW_S)
-        marks.look(now=number * WINDOW_S + 1)
+        marks.tick(now=number * WINDOW_S)
+        marks.tick(now=number * WINDOW_S + 1)
     assert (marks.per_request(), marks.warnings()) == (1.0, [])
 
 

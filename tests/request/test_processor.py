@@ -491,7 +491,7 @@ def test_silence_is_no_fault_where_the_data_plane_owes_nothing(num_waits: int) -
 
 def test_passes_over_bodies_take_turns_one_in_each_round_of_the_event_loop() -> None:
     service, done = Service(), list[str]()
-    turns = service.processor.turns
+    turns = service.processor.pass_scheduler
     for name in "abc":
         handle = turns.add(partial(done.append, name))
         if name == "b":

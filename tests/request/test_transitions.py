@@ -10,10 +10,10 @@ from extproc.request.transitions import TABLE, CallState
 
 
 def after(state: CallState) -> set[CallState]:
-    """What may follow an event in `state`: by its type, or by the turn that comes of it."""
+    """What may follow an event in `state`: by its type, or by its result."""
     moved = {TABLE[state][kind] for kind in m.EVENT_TYPES if kind in TABLE[state]}
-    turns = [set(TABLE[each].values()) - {CallState.HEADERS} for each in moved]
-    return moved.union(*turns)
+    by_result = [set(TABLE[each].values()) - {CallState.HEADERS} for each in moved]
+    return moved.union(*by_result)
 
 
 @pytest.mark.parametrize("state", CallState)

@@ -422,7 +422,7 @@ def test_the_queue_knows_adapters_by_the_names_that_pods_have() -> None:
     scene = Scene(Declaration("sql", "/adapters/sql-2", "2"), Declaration("cold", "/c", "1"))
     scene.lists(1, ("sql@1", "/adapters/sql-1"), ("own", "/own"))
     scene.tick()
-    reach = scene.router.reach(now=scene.now)
+    reach = scene.router.destinations(now=scene.now)
 
     names = ("sql", "cold", "own", BASE)
     assert [reach.served(name) for name in names] == ["sql@1", "cold@1", "own", BASE]

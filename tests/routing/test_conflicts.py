@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from extproc.adapters.declared import Declaration
-from extproc.routing.conflicts import MAX_TOLD, Loss, Merged, Offer, RuleSet, merge, with_parts
+from extproc.routing.conflicts import MAX_LOSSES, Loss, Merged, Offer, RuleSet, merge, with_parts
 from extproc.routing.modelroutes import ModelRoute
 from extproc.routing.rewrites import Rewrites, Rule
 
@@ -142,7 +142,7 @@ def test_of_very_many_losses_a_few_are_told() -> None:
     merged = merge(rewrites=[rules("old", (names, "x")), rules("new", (names, "y"))])
 
     told = merged.lost["new"].why
-    assert told.count("(old)") == MAX_TOLD
+    assert told.count("(old)") == MAX_LOSSES
     assert told.endswith("and 995 more")
 
 

@@ -18,7 +18,7 @@ from extproc.phrases import FOR_TURN
 from extproc.pods.accounting import Accounting
 from extproc.pods.pool import InFlight, Pool
 from extproc.queue import QueueSettings, Ticket
-from extproc.queue.schedule import TOLD_WAIT_S
+from extproc.queue.schedule import PEER_OFFERS_FIRST_S
 from extproc.routing.router import OBJECTIVE_RATIO, Router
 from extproc.tenancy import Claim
 from extproc.types import (
@@ -139,7 +139,7 @@ def list_models(pool: Pool, other: OtherRouter, first: Pick) -> None:
 
 @pytest.mark.parametrize(
     ("event", "wait_s"),
-    [(end_ours, 0.0), (report_again, 0.0), (list_models, 0.0), (end_told, TOLD_WAIT_S)],
+    [(end_ours, 0.0), (report_again, 0.0), (list_models, 0.0), (end_told, PEER_OFFERS_FIRST_S)],
 )
 def test_whatever_may_free_room_has_it_offered_and_the_router_that_tells_of_it_comes_first(
     event: Callable[[Pool, OtherRouter, Pick], None], wait_s: float
@@ -167,13 +167,13 @@ def test_a_place_that_another_router_tells_of_and_takes_is_not_taken_here() -> N
     other.end("1", now=LATER_S)
     made.offer(now=LATER_S)
     other.start("2", now=LATER_S)
-    made.offer(now=LATER_S + TOLD_WAIT_S)
-    taken = held.resume(LATER_S + TOLD_WAIT_S)
+    made.offer(now=LATER_S + PEER_OFFERS_FIRST_S)
+    taken = held.resume(LATER_S + PEER_OFFERS_FIRST_S)
     other.end("2", now=2 * LATER_S)  # this one it does not take
-    made.offer(now=2 * LATER_S + TOLD_WAIT_S)
+    made.offer(now=2 * LATER_S + PEER_OFFERS_FIRST_S)
 
     assert taken is held.ticket
-    assert isinstance(held.resume(2 * LATER_S + TOLD_WAIT_S), Pick)
+    assert isinstance(held.resume(2 * LATER_S + PEER_OFFERS_FIRST_S), Pick)
 
 
 def test_whoever_waits_comes_before_a_newcomer_where_another_router_tells_of_room_too() -> None:
@@ -187,11 +187,11 @@ def test_whoever_waits_comes_before_a_newcomer_where_another_router_tells_of_roo
     newcomer = ask(made, LATER_S)
     made.offer(now=LATER_S)
     before = held.ticket.result
-    made.offer(now=LATER_S + TOLD_WAIT_S)
+    made.offer(now=LATER_S + PEER_OFFERS_FIRST_S)
 
     assert before is None
     assert isinstance(held.ticket.result, Pick)
-    assert isinstance(newcomer.resume(LATER_S + TOLD_WAIT_S), Ticket)
+    assert isinstance(newcomer.resume(LATER_S + PEER_OFFERS_FIRST_S), Ticket)
 
 
 class OneSlot:
@@ -216,10 +216,10 @@ def test_a_slot_that_another_router_s_request_left_is_kept_for_a_moment() -> Non
     other.end(now=LATER_S)
     held = ask(made, LATER_S, adapter="b", model="b")
     reason = held.ticket.reason
-    made.offer(now=LATER_S + TOLD_WAIT_S)
+    made.offer(now=LATER_S + PEER_OFFERS_FIRST_S)
 
     assert reason == FOR_TURN
-    assert isinstance(held.resume(LATER_S + TOLD_WAIT_S), Pick)
+    assert isinstance(held.resume(LATER_S + PEER_OFFERS_FIRST_S), Pick)
 
 
 def test_where_one_endpoint_keeps_its_slot_another_is_chosen(

@@ -25,7 +25,7 @@ class Scene:
     def look(self, *, after_s: float = 1.0, num_new: int = 1) -> None:
         self.now += after_s
         self.num_requests += num_new
-        self.garbage.look()
+        self.garbage.tick()
 
 
 class Cycle:

@@ -77,7 +77,7 @@ async def test_pods_are_compared_with_their_peers_every_few_seconds(
         looked_s.append(snapshot.now)
         return []
 
-    monkeypatch.setattr(pods.slow, "look", look)
+    monkeypatch.setattr(pods.slow, "update", look)
     began_s = scene.now
     for _ in range(10):
         pods.tick()

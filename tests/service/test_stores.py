@@ -27,7 +27,7 @@ async def test_a_store_is_made_of_its_section(tmp_path: Path, kind: str) -> None
     sections = {"directory": {"path": tmp_path}, "sqlite": {"file": tmp_path / "adapters.db"}}
     made = store({kind: sections[kind]})
     await made.put(Declaration("a"))
-    await made.look()
+    await made.poll()
     await made.aclose()
 
     assert made.entries.keys() == {"a"}
@@ -36,7 +36,7 @@ async def test_a_store_is_made_of_its_section(tmp_path: Path, kind: str) -> None
 async def test_redis_is_not_connected_to_before_it_is_used() -> None:
     pytest.importorskip("redis")
     made = store({"redis": {"url": URL}})
-    await made.look()
+    await made.poll()
     await made.aclose()
 
     assert not made.is_known

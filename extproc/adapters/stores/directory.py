@@ -122,7 +122,7 @@ class Directory:
     # --- reading ----------------------------------------------------------------------------------
 
     def _read(self) -> Mapping[str, bytes | StoreError]:
-        files = {name: self._look_at(name) for name in self._listed()}
+        files = {name: self._read_file(name) for name in self._listed()}
         self._files = {name: file for name, file in files.items() if file is not None}
         in_order = sorted(self._files, key=lambda name: not self._files[name].is_ours)
         contents = {name: self._files[name].content for name in in_order}
@@ -146,7 +146,7 @@ class Directory:
         # One more than are allowed, so that the excess is noticed.
         return sorted(names)[: MAX_DECLARATIONS + 1]
 
-    def _look_at(self, file_name: str) -> _File | None:
+    def _read_file(self, file_name: str) -> _File | None:
         """Return a file as it is now; None if it is gone."""
         path, known = f"{self._path_text}/{file_name}", self._files.get(file_name)
         try:
@@ -177,7 +177,7 @@ class Directory:
 
     def _get(self, name: str) -> bytes | None:
         for each in self._listed():  # others may have put a file about it there
-            if each not in self._files and (file := self._look_at(each)) is not None:
+            if each not in self._files and (file := self._read_file(each)) is not None:
                 self._files[each] = file
         return self._content(self._file_of(name), name)
 
@@ -193,7 +193,7 @@ class Directory:
 
     def _content(self, file_name: str, name: str) -> bytes | None:
         """Return the content of a file as it is now, if it can be replaced."""
-        file = self._look_at(file_name)
+        file = self._read_file(file_name)
         if file is None:
             return None
         if isinstance(file.content, StoreError):

@@ -31,13 +31,13 @@ from extproc.adapters.stores.writing import (
     ChangedError,
     StorePlaces,
     Swaps,
-    WriterTurns,
+    WriterLock,
     check_match,
     decoded,
     put_of,
     to_write,
 )
-from extproc.wire.turns import turn
+from extproc.wire.yielding import yield_to_requests
 
 MAX_ATTEMPTS = 20
 """To write one content: somebody else wrote the same one each time before."""
@@ -59,7 +59,7 @@ class _Kept(Struct):
     content: bytes | StoreError
     good: Stored | None = None
     problem: str = ""
-    num_looks: int = 0
+    num_reads: int = 0
     name: str = ""
     num_places: int = 0
 
@@ -71,7 +71,7 @@ class _Kept(Struct):
     @property
     def is_bad(self) -> bool:
         """Whether it cannot be used and nobody is writing it."""
-        return bool(self.problem) and self.num_looks >= SETTLED_AFTER
+        return bool(self.problem) and self.num_reads >= SETTLED_AFTER
 
 
 class Store:
@@ -118,7 +118,7 @@ class Store:
         self._places, self._is_doubted = StorePlaces(), False
         self._num_written = self._num_seen = 0
         self._rest_until_s = 0.0
-        self._turns = WriterTurns()  # a read that began before a write must not hide it
+        self._lock = WriterLock()  # a read that began before a write must not hide it
         self._lists: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @property
@@ -137,13 +137,13 @@ class Store:
     async def run(self) -> None:
         """Follow the medium until cancelled."""
         while True:
-            await self.look()
+            await self.poll()
             await self._medium.changed()
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Read the medium once. If it cannot be read, the last entries stay."""
-        async with self._turns.take(""):
-            await self._look()
+        async with self._lock.take(""):
+            await self._read_medium()
 
     async def put(
         self, declaration: Declaration, *, if_match: str | None = None, by: str = ""
@@ -200,7 +200,7 @@ class Store:
         try:
             return await swaps.write(
                 self._medium,
-                partial(self._turns.take, by),
+                partial(self._lock.take, by),
                 lambda: self._names,
                 lambda: self._places,
             )
@@ -283,7 +283,7 @@ class Store:
         Args:
             declaration: To count from now on, if it is written.
         """
-        async with self._turns.take(by):
+        async with self._lock.take(by):
             for _ in range(MAX_ATTEMPTS):
                 content = await self._medium.get(name)
                 old = None if content is None else decoded(name, content)
@@ -313,14 +313,14 @@ class Store:
         await asyncio.sleep(self._rest_until_s - asyncio.get_running_loop().time())
         if self._num_seen >= number:
             return
-        async with self._turns.take(""):
+        async with self._lock.take(""):
             if self._num_seen < number:
                 began_s = process_time()
-                await self._look()
+                await self._read_medium()
                 rest_s = min(MAX_REST_S, REST_RATIO * (process_time() - began_s))
                 self._rest_until_s = asyncio.get_running_loop().time() + rest_s
 
-    async def _look(self) -> None:
+    async def _read_medium(self) -> None:
         num_written = self._num_written
         try:
             contents = await self._medium.read()
@@ -338,7 +338,7 @@ class Store:
         is_same = contents is self._read and not self._is_doubted and self._was_handed_on
         if is_same and not any(kept.problem for kept in self._kept.values()):
             return
-        self._kept = await self._look_at_all(contents)
+        self._kept = await self._decode_all(contents)
         self._read, self._is_doubted = contents, False
         unread = {key for key, kept in self._kept.items() if kept.good is None}
         self._unread = unread if self._unread is None else self._unread & unread
@@ -382,21 +382,21 @@ class Store:
                 self._names.add(name)
         return refused
 
-    async def _look_at_all(self, contents: Mapping[str, bytes | StoreError]) -> dict[str, _Kept]:
+    async def _decode_all(self, contents: Mapping[str, bytes | StoreError]) -> dict[str, _Kept]:
         before, found, num_decoded = self._kept, dict[str, _Kept](), 0
         for key, content in contents.items():
             kept = before.get(key)
             if kept is None or kept.problem or kept.content != content:
-                kept, num_decoded = self._look_at(key, content), num_decoded + 1
+                kept, num_decoded = self._decode(key, content), num_decoded + 1
                 if num_decoded % _DECODED_A_PASS == 0:
-                    await turn()
+                    await yield_to_requests()
             found[key] = kept
         return found
 
-    def _look_at(self, key: str, content: bytes | StoreError) -> _Kept:
+    def _decode(self, key: str, content: bytes | StoreError) -> _Kept:
         before = self._kept.get(key)
         if before is not None and before.content == content:
-            before.num_looks += 1
+            before.num_reads += 1
             return before
         good = None if before is None else before.good
         if isinstance(content, StoreError):
@@ -412,7 +412,7 @@ class Store:
             return
         self.entries, self._was_handed_on = MappingProxyType(entries), False
         for _ in self._on_entries(self.entries) or ():
-            await turn()
+            await yield_to_requests()
         self._was_handed_on = True  # as a whole: a task may end between two passes
 
     def _report(self, failures: set[str]) -> None:

@@ -34,12 +34,12 @@ from extproc.phrases import listed
 
 ANY_TAG = "*"
 """Stands for whatever is there, as in HTTP's If-Match."""
-_MAX_TOLD = 5
+_MAX_NAMED = 5
 
-Turn = Callable[[], AbstractAsyncContextManager[None]]
+LockFactory = Callable[[], AbstractAsyncContextManager[None]]
 
 
-class WriterTurns:
+class WriterLock:
     """A lock that is given to writers of different names in turn: those of one name wait for each
     other first, so that one of them at most is before a writer of another name.
     """
@@ -151,14 +151,14 @@ class Swaps:
     async def write(
         self,
         medium: Medium,
-        turn: Turn,
+        lock: LockFactory,
         names: Callable[[], Names],
         places: Callable[[], StorePlaces],
     ) -> list[Put]:
         """Write all of them or none, and return what is there then, in their order.
 
         Args:
-            turn: To be taken for each write.
+            lock: To be taken for each write.
             names: Returns all that are declared now; those that are written are added.
             places: Returns those that are taken now; those that are written are added.
 
@@ -175,7 +175,7 @@ class Swaps:
         try:
             for swap in self._swaps:
                 name = swap.declaration.name
-                async with turn():
+                async with lock():
                     places().check(swap.declaration)
                     is_clear = not (swap.is_new and names().why_not(name))
                     if not (is_clear and await medium.swap(name, swap.old, swap.new)):
@@ -184,21 +184,21 @@ class Swaps:
                     places().take(swap.declaration)
                     done.append(swap)
         except StoreError as error:
-            stays = await _taken_back(medium, done, turn)
+            stays = await _taken_back(medium, done, lock)
             if not stays:
                 raise
-            told = listed(stays, _MAX_TOLD)
-            raise StoreError(f"{error}; these could not be taken back: {told}") from error
+            names_left = listed(stays, _MAX_NAMED)
+            raise StoreError(f"{error}; these could not be taken back: {names_left}") from error
         return self._puts
 
 
-async def _taken_back(medium: Medium, done: Sequence[_Swap], turn: Turn) -> list[str]:
+async def _taken_back(medium: Medium, done: Sequence[_Swap], lock: LockFactory) -> list[str]:
     """Put the old contents back, the last one first; return the names of those that stay."""
     stays = []
     for swap in reversed(done):
         name = swap.declaration.name
         try:
-            async with turn():
+            async with lock():
                 is_back = await medium.swap(name, swap.new, swap.old)
         except StoreError:
             is_back = False

@@ -93,7 +93,7 @@ class AdapterFolder:
         clock = asyncio.get_running_loop().time
         store = Store(make_medium(section, clock=clock))
         async with aclosing(store):
-            await store.look()
+            await store.poll()
             if store.failure:
                 raise StoreError(store.failure)
             there = {name for name, each in store.entries.items() if not each.is_deleted}

@@ -31,7 +31,7 @@ from extproc.stack.stack import ServeProcess, Stack, find_envoy
 
 SLOTS = 3
 """Adapter slots of a fake pod, as in the demo."""
-_LOOK_INTERVAL_S = 0.2
+_POLL_S = 0.2
 _MAX_NAMES = 8
 _SERIOUS = re.compile("warning|error|critical", re.IGNORECASE)
 
@@ -88,19 +88,19 @@ async def _stay(stack: Stack, plan: UpFiles) -> int:
     logs = [_Log(child) for child in stack.children.values()]
     for log in logs:
         log.show(_SERIOUS)
-    is_told = is_waiting = False
+    has_shown = is_waiting = False
     try:
         while True:
             _check_running(stack)
             for log in logs:
                 log.show()
-            if not is_told and (cards := await _models(plan)):
+            if not has_shown and (cards := await _models(plan)):
                 typer.echo(_snippets(plan, cards))
-                is_told = True
-            elif not is_told and not is_waiting:
+                has_shown = True
+            elif not has_shown and not is_waiting:
                 typer.echo("no pod answers yet: waiting for one", err=True)
                 is_waiting = True
-            await asyncio.sleep(_LOOK_INTERVAL_S)
+            await asyncio.sleep(_POLL_S)
     except asyncio.CancelledError:
         # Unbuffered: where the terminal is gone, nothing is left to fail at the exit.
         with suppress(OSError):
@@ -190,8 +190,8 @@ def _declaring(plan: UpFiles) -> str:
     token, url = shlex.quote(str(plan.adapters.token_file)), f"http://{plan.admin}/v1/adapters"
     body = {"name": "NAME", "source": str(plan.adapters.path / "NAME")}
     new = plan.adapters.declared
-    told = f"  declared    {listed(new, _MAX_NAMES)}\n" if new else ""
-    return f"""{told}
+    line = f"  declared    {listed(new, _MAX_NAMES)}\n" if new else ""
+    return f"""{line}
 # to declare an adapter, and wait until pods have it
 curl '{url}?wait=60' -H "authorization: Bearer $(cat {token})" \\
   -d {shlex.quote(_literal(body))}

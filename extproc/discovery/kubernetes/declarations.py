@@ -124,7 +124,7 @@ class _Kind(Generic[D, T]):
         self._publisher = Publisher(self._on_change)
         relist_s, client = kubernetes.times.relist_s, kubernetes.client
         self._statuses = Statuses(client, query, wall_clock=wall_clock, relist_s=relist_s)
-        self._others = Statuses(
+        self._foreign_statuses = Statuses(
             client, query, wall_clock=wall_clock, relist_s=relist_s, patience_s=PATIENCE_S
         )
         self._watch = kubernetes.watch(query, self._on_objects, hint)
@@ -140,7 +140,7 @@ class _Kind(Generic[D, T]):
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._watch.run())
                 tasks.create_task(self._statuses.run())
-                tasks.create_task(self._others.run())
+                tasks.create_task(self._foreign_statuses.run())
 
     def report(self, finding_of: Callable[[DeclaredObject[T]], Finding]) -> None:
         """Say what was found of each object, made anew only where it is news."""
@@ -154,10 +154,10 @@ class _Kind(Generic[D, T]):
             ours = {name: each[2] for name, each in self._said.items() if each[0].is_ours}
             self._statuses.want(ours)
             others = self._said.keys() - ours.keys()
-            self._others.want({name: self._said[name][2] for name in sorted(others)})
+            self._foreign_statuses.want({name: self._said[name][2] for name in sorted(others)})
 
     def _on_objects(self, objects: Collection[D]) -> None:
-        for each in (self._statuses, self._others):
+        for each in (self._statuses, self._foreign_statuses):
             each.know(self._watch.api, objects)
         self._publisher.publish(lambda: self._declared.read(objects))
 

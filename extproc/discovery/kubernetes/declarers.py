@@ -118,13 +118,13 @@ class Declared(Generic[D, T]):
         """Return what those that are kept say, in the order in which they count; then others'."""
         known, self._known = self._known, {}
         readings: list[DeclaredObject[T]] = []
-        others: list[DeclaredObject[T]] = []
+        not_ours: list[DeclaredObject[T]] = []
         total_bytes = 0
         living = [each for each in objects if not each.metadata.deletion_timestamp]
         for each in sorted(living, key=_age):
             withheld: Withheld | None = each.withheld
             if withheld is not None and withheld.not_ours:
-                others.append(_refused(each, withheld.not_ours, is_ours=False))
+                not_ours.append(_refused(each, withheld.not_ours, is_ours=False))
                 continue
             num_bytes = _num_bytes(each.spec) if withheld is None else withheld.num_bytes
             if num_bytes <= MAX_SPEC_BYTES:
@@ -136,7 +136,7 @@ class Declared(Generic[D, T]):
                 readings.append(_refused(each, why, named))
             else:
                 readings.append(self._known_of(each, known))
-        return readings + others[:MAX_OBJECTS]
+        return readings + not_ours[:MAX_OBJECTS]
 
     def _without_spec(self, each: D) -> D:
         withheld: Withheld = each.withheld or Withheld(_num_bytes(each.spec), self._named_in(each))

@@ -26,7 +26,7 @@ from extproc.discovery.kubernetes.declarers import origin_of
 from extproc.discovery.kubernetes.objects import DeclaringObject, Query
 from extproc.discovery.kubernetes.objectstatus import ManagedFields, patch
 from extproc.discovery.kubernetes.objectstore import ApiError
-from extproc.wire.turns import turn
+from extproc.wire.yielding import yield_to_requests
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class Statuses:
                 if self._settled.get((origin, part.manager)) != part:
                     await self._write(origin, part)
             if number % NUM_AT_ONCE == 0:
-                await turn()
+                await yield_to_requests()
 
     async def _write(self, origin: str, part: ManagedFields) -> None:
         source = self._objects.get(origin)

@@ -84,12 +84,14 @@ def fit_record(
             f"{len(samples)} requests with a pod and a time per token are too few for a profile: "
             f"at least {MIN_SAMPLES}"
         )
-    kinds = [n for n, _ in enumerate(_LOADS) if any(each.others[n] for each in samples)]
-    samples = [replace(each, others=tuple(each.others[n] for n in kinds)) for each in samples]
+    kinds = [n for n, _ in enumerate(_LOADS) if any(each.extra_terms[n] for each in samples)]
+    samples = [
+        replace(each, extra_terms=tuple(each.extra_terms[n] for n in kinds)) for each in samples
+    ]
     costs = fit(samples, *(_LOADS[n] for n in kinds))
     loads_s = [costs.pop(_LOADS[n]) for n in kinds]
     fitted = profile.changed({**costs, **_load_costs(dict(zip(kinds, loads_s, strict=True)))})
-    parts = (fsum(map(mul, each.others, loads_s)) / each.step_s for each in samples)
+    parts = (fsum(map(mul, each.extra_terms, loads_s)) / each.step_s for each in samples)
     error = median(abs(e + part) for e, part in zip(errors_of(fitted, samples), parts, strict=True))
     if error > MAX_ERROR:
         raise ValueError(f"no costs explain the times per token: median error {error:.0%}")
@@ -172,7 +174,7 @@ def _steps(pod: Sequence[_Served]) -> Iterator[Sample]:
             prefill_tokens=sum(e.request.arrival.prompt_tokens for e in began) / num_steps,
             step_s=each.request.tpot_s,
             num_adapters=round(fsum(min(1.0, part) for part in by_adapter.values())),
-            others=(
+            extra_terms=(
                 sum(e.load is not None and not e.load.is_from_disk for e in began) / num_steps,
                 sum(e.load is not None and e.load.is_from_disk for e in began) / num_steps,
             ),

@@ -80,12 +80,12 @@ class Sample:
     prefill_tokens: float
     step_s: float
     num_adapters: int = 0
-    others: tuple[float, ...] = ()
+    extra_terms: tuple[float, ...] = ()
 
     @property
     def terms(self) -> tuple[float, ...]:
         """The factors of the costs."""
-        return (1.0, self.num_decoding, self.kv_tokens, self.prefill_tokens, *self.others)
+        return (1.0, self.num_decoding, self.kv_tokens, self.prefill_tokens, *self.extra_terms)
 
 
 def read_page(page: str, *, at_s: float) -> PageSample:
@@ -155,7 +155,7 @@ def _has_more(labels: dict[str, str]) -> bool:
 # --- fitting ----------------------------------------------------------------------------------
 
 
-def fit(samples: Sequence[Sample], *others: str) -> dict[str, float]:
+def fit(samples: Sequence[Sample], *extra_terms: str) -> dict[str, float]:
     """Return the costs, by their names in `EngineProfile`, that explain the samples' steps best.
 
     The sum of relative errors is minimized, not of their squares. On a machine with other work some
@@ -167,7 +167,7 @@ def fit(samples: Sequence[Sample], *others: str) -> dict[str, float]:
 
     Args:
         samples: Of steps.
-        others: The names of their other costs, which adapters do not lengthen.
+        extra_terms: The names of their other costs, which adapters do not lengthen.
 
     Raises:
         ValueError: There are too few samples, or they are too much alike.
@@ -176,11 +176,11 @@ def fit(samples: Sequence[Sample], *others: str) -> dict[str, float]:
     plain = [sample for sample in samples if not sample.num_adapters]
     if not adapted:
         costs = _least_errors(plain, [sample.step_s for sample in plain])
-        return dict(zip((*_NAMES, *others), costs, strict=True))
+        return dict(zip((*_NAMES, *extra_terms), costs, strict=True))
     costs, growth = _fit_adapters(adapted)
     factor = max(1.0, median(_dot(costs, s.terms) / s.step_s for s in plain)) if plain else 1.0
     return {
-        **dict(zip((*_NAMES, *others), costs, strict=True)),
+        **dict(zip((*_NAMES, *extra_terms), costs, strict=True)),
         **{name: cost / factor for name, cost in zip(_NAMES, costs, strict=False)},
         "lora_ratio": factor - 1,
         "lora_per_adapter_ratio": growth * factor,

@@ -145,7 +145,7 @@ class EngineRunner:
         """Step until cancelled. At the end, every waiting request and load fails."""
         try:
             while True:
-                await self._turn()
+                await self._step_or_load()
         finally:
             self.is_dead = True
             error = EngineDeadError()
@@ -155,7 +155,7 @@ class EngineRunner:
                 if not done.done():
                     done.set_exception(error)
 
-    async def _turn(self) -> None:
+    async def _step_or_load(self) -> None:
         if self._loads:
             adapter, done = self._loads[0]
             self._begin()

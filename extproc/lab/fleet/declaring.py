@@ -17,8 +17,8 @@ from extproc.lab.fleet.virtualrouter import FleetRouter
 from extproc.routing.conflicts import Offer
 from extproc.types import ModelCard
 
-LOOK_S, IDLE_LOOK_S = 0.05, 1.0
-"""Between two looks of a planner while requests are held, and else: production's `INTERVAL_S`,
+PLAN_S, IDLE_PLAN_S = 0.05, 1.0
+"""Between two plans while requests are held, and else: production's `INTERVAL_S`,
 which it need not wait for where something is new."""
 
 
@@ -45,7 +45,7 @@ class FleetAdapters:
         self._leader = routers[0]
         for router in routers:
             self._declare(router, offers)
-            self._look(router)
+            self._plan(router)
 
     def _declare(self, router: FleetRouter, offers: Mapping[str, Offer]) -> None:
         catalog, now = router.router.catalog, self._agenda.now
@@ -53,14 +53,14 @@ class FleetAdapters:
         catalog.declare(offers, {frozenset(): self._base})
         router.pool.declare({name: ModelCard(name, self._base) for name in offers}, now=now)
 
-    def look_soon(self, router: FleetRouter) -> None:
-        """Have a router's planner look now: a request waits for an adapter."""
+    def plan_soon(self, router: FleetRouter) -> None:
+        """Have a router's planner plan now: a request waits for an adapter."""
         self._agenda.after(0.0, partial(self._tick, router))
 
-    def _look(self, router: FleetRouter) -> None:
+    def _plan(self, router: FleetRouter) -> None:
         self._tick(router)
-        wait_s = LOOK_S if len(router.router.queue) else IDLE_LOOK_S
-        self._agenda.after(wait_s, partial(self._look, router))
+        wait_s = PLAN_S if len(router.router.queue) else IDLE_PLAN_S
+        self._agenda.after(wait_s, partial(self._plan, router))
 
     def _tick(self, router: FleetRouter) -> None:
         catalog, queue, now = router.router.catalog, router.router.queue, self._agenda.now

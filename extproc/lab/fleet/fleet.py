@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from extproc.lab.workload.requests import Workload
 
 BASE_MODEL = "base"
-ARRIVALS_PER_LOOK = 100
+ARRIVALS_PER_CHECK = 100
 """Arrivals between two checks whether to give a run up."""
 
 
@@ -149,8 +149,8 @@ class Fleet:
                 self._agenda.after(self.settings.patience_s, partial(self._lose_patience, flight))
             self._decide(flight, self._info(flight))
             end_s = self.now + self.settings.drain_s
-            is_looked_at = number % ARRIVALS_PER_LOOK == 0
-            if is_looked_at and gives_up is not None and gives_up(self.flights.values(), self.now):
+            is_checked = number % ARRIVALS_PER_CHECK == 0
+            if is_checked and gives_up is not None and gives_up(self.flights.values(), self.now):
                 return self._result(is_cut=True)
         self._drain(end_s)
         return self._result()
@@ -234,7 +234,7 @@ class Fleet:
 
     def _on_cold(self, router: int) -> None:
         if self._declaring is not None:
-            self._declaring.look_soon(self.routers[router])
+            self._declaring.plan_soon(self.routers[router])
 
     def _telling(self, router_id: str, seed: int) -> FleetTelling | None:
         """Return the sender of a router's messages to the other routers, if they get any."""

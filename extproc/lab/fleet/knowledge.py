@@ -127,7 +127,7 @@ class Knowledge:
         """Send Envoy's access log to a router: requests that ended since the last time."""
         now = self._agenda.now
         for pod in self._pods.values():
-            pod.look(now)
+            pod.poll(now)
             if pod.ended:
                 for flight in pod.take_ended():
                     self._routers[flight.router].ended.append(flight)

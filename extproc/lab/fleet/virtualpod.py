@@ -133,7 +133,7 @@ class FleetPod:
             quiet_until_s = max(self.free_at_s, self.engine.quiet_until_s)
             self._quiet_until_s = quiet_until_s if self.flights else inf
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Record the results of the steps that end by `now`.
 
         Unlike `catch_up` this leaves steps without results for later.
@@ -168,7 +168,7 @@ class FleetPod:
             since_s: Time of the reader's last page. Log entries up to then are left out: reading
                 known entries again would be the costliest part of a run.
         """
-        self.look(now)
+        self.poll(now)
         page = self.engine.report(now=now, since_s=since_s)
         log = tuple([(adapter, WALL_AT_START_S + at_s) for adapter, at_s in page.adapter_log])
         stats = page.stats

@@ -232,14 +232,14 @@ class FleetTelling:
         waiting = self._waiting
         if waiting != self._said:
             self._said = waiting
-            for each in self._others():
+            for each in self._peers():
                 self._later(partial(each.router.hear, self._id, waiting))
 
-    def _others(self) -> Iterator[FleetRouter]:
+    def _peers(self) -> Iterator[FleetRouter]:
         return (each for each in self._routers if each.id != self._id)
 
     def _tell(self, sums: Sums) -> None:
-        for each in self._others():
+        for each in self._peers():
             if not self._loss or self._rng.random() >= self._loss:
                 self._later(partial(each.pool.peer_picks.hear, self._id, sums))
 

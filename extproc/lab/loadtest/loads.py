@@ -97,10 +97,10 @@ def by_fleet(blocks: Sequence[Block]) -> list[list[Block]]:
     return [list(group) for _, group in groupby(blocks, key=fleet)]
 
 
-def rotated(turns: Sequence[_T], number: int) -> list[_T]:
+def rotated(items: Sequence[_T], number: int) -> list[_T]:
     """Return the order of the targets in block `number`: each begins equally often."""
-    start = number % len(turns)
-    return [*turns[start:], *turns[:start]]
+    start = number % len(items)
+    return [*items[start:], *items[:start]]
 
 
 # --- suites and workloads ---------------------------------------------------------------------

@@ -74,7 +74,7 @@ Readings = Mapping[str, _Reading]
 
 async def run_block(target: RunningTarget, block: Block) -> BlockRun:
     """Send a block to a target and wait for every response; the target runs meanwhile."""
-    async with target.on_turn():
+    async with target.resumed():
         return await _run_block(target, block)
 
 

@@ -170,7 +170,7 @@ def short_head(figure: Figure) -> str:
 
 def remarks(labels: Sequence[str], rounds: Sequence[Round]) -> list[str]:
     """Return the runs that do not count and the targets that were slowed down, with reasons."""
-    told = [
+    found = [
         f"{'gone since' if run.is_gone else 'not counted:'} {run.block.name}: {run.trouble}"
         for round_ in rounds
         for run in round_
@@ -179,10 +179,10 @@ def remarks(labels: Sequence[str], rounds: Sequence[Round]) -> list[str]:
     for label in labels:
         added_s = _added_s(rounds, label)
         if not _runs(rounds, label):
-            told.append(f"{label}: nothing was measured")
+            found.append(f"{label}: nothing was measured")
         elif added_s is not None and added_s > MAX_ADDED_S:
-            told.append(f"{label}: {added_words(added_s)}: held requests, or a busy machine")
-    return told
+            found.append(f"{label}: {added_words(added_s)}: held requests, or a busy machine")
+    return found
 
 
 def _runs(rounds: Sequence[Round], label: str) -> list[BlockRun]:

@@ -195,7 +195,7 @@ class RunningTarget:
         return self.spec.label
 
     @asynccontextmanager
-    async def on_turn(self) -> AsyncIterator[None]:
+    async def resumed(self) -> AsyncIterator[None]:
         """Have its processes go on meanwhile, and stand still afterwards: pickers that ask their
         pods all the time would take the CPU from the target whose turn it is.
         """

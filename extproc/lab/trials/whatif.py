@@ -31,8 +31,8 @@ _BY_CHANCE = 1.96
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A time as it was recorded and as the model tells it, in seconds.
+class PredictedTime:
+    """A time as it was recorded and as the model predicts it, in seconds.
 
     Attributes:
         what: `TTFT` or `time per token`.
@@ -123,14 +123,14 @@ def without_times(record: Record) -> str:
     return "" if record.policy else "the record does not say which policy chose the pods"
 
 
-def told(record: Record, result: FleetResult) -> list[Told]:
+def compare_times(record: Record, result: FleetResult) -> list[PredictedTime]:
     """Compare the times of the policy in force, by quantile and by adapter.
 
     Of requests with a recorded time alone. Adapters with few of them are not compared.
     """
     kinds = ("TTFT", "ttft_s"), ("time per token", "tpot_s")
     return [
-        each for what, name in kinds for each in _told(what, list(_pairs(name, record, result)))
+        each for what, name in kinds for each in _compare(what, list(_pairs(name, record, result)))
     ]
 
 
@@ -149,7 +149,7 @@ def _pairs(name: str, record: Record, result: FleetResult) -> Iterator[tuple[str
             )
 
 
-def _told(what: str, pairs: Sequence[tuple[str, _Pair]]) -> Iterator[Told]:
+def _compare(what: str, pairs: Sequence[tuple[str, _Pair]]) -> Iterator[PredictedTime]:
     by_adapter = defaultdict[str, list[_Pair]](list)
     for adapter, pair in pairs:
         by_adapter[adapter].append(pair)
@@ -162,15 +162,15 @@ def _told(what: str, pairs: Sequence[tuple[str, _Pair]]) -> Iterator[Told]:
 
 def _at(
     what: str, of: str, pairs: Sequence[tuple[float, float]], part: float, by_chance: float = 0.0
-) -> Told:
+) -> PredictedTime:
     """Compare a quantile, which may be another one by chance: so many standard errors."""
     real, virtual = (sorted(times_s) for times_s in zip(*pairs, strict=True))
     half = by_chance * sqrt(part * (1 - part) / len(real))
     low_s, high_s = (percentile(real, min(1.0, part + each)) for each in (-half, half))
-    return Told(what, of, percentile(real, part), percentile(virtual, part), low_s, high_s)
+    return PredictedTime(what, of, percentile(real, part), percentile(virtual, part), low_s, high_s)
 
 
-def advice(compared: Sequence[Told]) -> str:
+def advice(compared: Sequence[PredictedTime]) -> str:
     """Say what to calibrate where the model is off; "" where it is not."""
     off = {(each.what, each.of) for each in compared if each.is_off}
     if not off:

@@ -104,8 +104,8 @@ class RoundRobin(RowPolicy):
     """
 
     def __init__(self) -> None:
-        self._turns: dict[str, int] = {}
-        self._num_turns = 0
+        self._last_chosen: dict[str, int] = {}
+        self._num_choices = 0
 
     def _choose_row(
         self,
@@ -115,10 +115,10 @@ class RoundRobin(RowPolicy):
         now: float,
         rng: random.Random,
     ) -> RowChoice:
-        turns, addresses = self._turns, columns.addresses
-        chosen = min(rows, key=lambda row: turns.get(addresses[row], 0))
-        self._num_turns += 1
-        turns[addresses[chosen]] = self._num_turns
+        last_chosen, addresses = self._last_chosen, columns.addresses
+        chosen = min(rows, key=lambda row: last_chosen.get(addresses[row], 0))
+        self._num_choices += 1
+        last_chosen[addresses[chosen]] = self._num_choices
         return RowChoice(chosen, "turn")
 
     @staticmethod

@@ -63,15 +63,15 @@ class RowChoice(Struct, frozen=True, gc=False):
 
     Attributes:
         price: The terms of its price; None of a policy that has none.
-        others: Further rows, best first, and `views` of all that it chose from: of a policy that
-            chooses by views.
+        further_rows: Those to try next, best first, and `views` of all that it chose from: of a
+            policy that chooses by views.
     """
 
     row: int
     reason: str
     terms: Terms | None = None
     price: Struct | None = None
-    others: tuple[int, ...] = ()
+    further_rows: tuple[int, ...] = ()
     views: tuple[EndpointView, ...] = ()
 
     def of(self, snapshot: Snapshot) -> Choice:

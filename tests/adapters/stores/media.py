@@ -122,7 +122,7 @@ class Opened:
         """Return a store of one more router, which has looked once."""
         watched = Watched(self.make() if medium is None else medium)
         self._stores.append(watched)
-        await watched.look()
+        await watched.poll()
         return watched
 
     async def aclose(self) -> None:

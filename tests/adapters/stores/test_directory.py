@@ -41,7 +41,7 @@ def files(folder: Path) -> list[str]:
 
 async def looks(store: Watched, times: int = SETTLED_AFTER) -> None:
     for _ in range(times):
-        await store.look()
+        await store.poll()
 
 
 # --- files that others write ----------------------------------------------------------------------
@@ -70,7 +70,7 @@ async def test_a_config_map_is_followed_when_it_is_swapped(media: Opened, tmp_pa
         (tmp_path / "..data_tmp").symlink_to(version.name)
         (tmp_path / "..data_tmp").rename(tmp_path / "..data")
         store = store or await media.store()
-        await store.look()
+        await store.poll()
 
     assert store is not None
     assert [{k: v.declaration.source for k, v in each.items()} for each in store.seen] == [
@@ -86,10 +86,10 @@ async def test_a_file_that_is_being_written_is_no_bad_file(media: Opened, tmp_pa
     whole = content(source="/new/and/longer")
     for end in range(0, len(whole), 7):
         path.write_text(whole[:end])
-        await store.look()
+        await store.poll()
     meanwhile, failures = shown(store), list(store.failures)
     path.write_text(whole)
-    await store.look()
+    await store.poll()
 
     assert (meanwhile, failures) == ({"org/a": "/adapters/a"}, [])
     assert shown(store) == {"org/a": "/new/and/longer"}
@@ -116,10 +116,10 @@ async def test_a_change_that_keeps_size_and_times_is_seen(media: Opened, tmp_pat
     store = await media.store()
     path.write_text(content(source="/2"))
     os.utime(path, (1, 1))
-    await store.look()
+    await store.poll()
     path.write_text(content(source="/3"))
     os.utime(path, (1, 1))
-    await store.look()
+    await store.poll()
 
     assert shown(store) == {"org/a": "/3"}
 
@@ -128,7 +128,7 @@ async def test_a_removed_file_is_a_declaration_less(media: Opened, tmp_path: Pat
     (tmp_path / "a.json").write_text(content())
     store = await media.store()
     (tmp_path / "a.json").unlink()
-    await store.look()
+    await store.poll()
 
     assert shown(store) == {}
 
@@ -139,7 +139,7 @@ async def test_of_two_files_about_one_adapter_ours_counts_and_the_other_is_named
     store = await media.store()
     await store.put(declared(source="/ours"))
     (tmp_path / "0.json").write_text(content(source="/other"))
-    await store.look()
+    await store.poll()
 
     assert shown(store) == {"org/a": "/ours"}
     assert store.problems == {"0.json": "0.json: org/a is also declared elsewhere"}
@@ -219,7 +219,7 @@ async def test_a_directory_that_is_not_there_yet_is_no_empty_one(tmp_path: Path)
         store = await media.store()
         before = list(store.seen)
         (tmp_path / "later").mkdir()
-        await store.look()
+        await store.poll()
 
     assert (before, store.seen, len(store.failures), store.num_recoveries) == ([], [{}], 1, 1)
 
@@ -240,7 +240,7 @@ async def test_a_mount_that_is_lost_takes_no_declaration_with_it(
         lost, failures = shown(store), list(store.failures)
         shutil.rmtree(folder, ignore_errors=True)
         kept.rename(folder)
-        await store.look()
+        await store.poll()
 
     assert lost == shown(store) == {"org/a": "/adapters/a"}
     assert (len(failures), store.num_recoveries) == (1, 1)
@@ -316,7 +316,7 @@ async def test_a_full_disk_refuses_writes_and_keeps_what_is_there(
         for name in ("org/a", "b"):
             with pytest.raises(StoreFullError, match="No space left"):
                 await store.put(declared(name, "/new"), if_match="*" if name == "org/a" else None)
-    await store.look()
+    await store.poll()
 
     assert shown(store) == {"org/a": "/adapters/a"}
     assert not list(tmp_path.glob(".new-*"))
@@ -399,7 +399,7 @@ async def test_of_routers_that_write_one_adapter_at_once_the_last_one_wins_with_
     won = {f"/{each}" for each, put in enumerate(done) if isinstance(put, Put)}
     fresh = await media.store()
     for store in stores:
-        await store.look()
+        await store.poll()
 
     assert {type(each) for each in done} <= {Put, ConflictError}
     assert shown(fresh)["org/a"] in won
@@ -419,7 +419,7 @@ async def test_what_is_deleted_is_a_file_that_is_gone(media: Opened, tmp_path: P
     (tmp_path / "mine.json").write_text(content())
     one, other = await media.store(), await media.store()
     was_there = await one.delete("org/a")
-    await other.look()
+    await other.poll()
 
     assert (was_there, shown(one), shown(other), files(tmp_path)) == (True, {}, {}, [])
 

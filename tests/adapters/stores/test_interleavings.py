@@ -79,7 +79,7 @@ class TwoRouters(RuleBasedStateMachine):
         self.media = [Interrupted(self.make()) for _ in range(2)]
         self.stores = [Store(medium) for medium in self.media]  # type: ignore[arg-type]
         for store in self.stores:
-            self.runner.run(store.look())
+            self.runner.run(store.poll())
 
     def make(self) -> Medium:
         return make_medium(self.kind, self.folder, self.server, self.clock)
@@ -120,7 +120,7 @@ class TwoRouters(RuleBasedStateMachine):
     def tags(self) -> dict[str, str]:
         """The tags of what is there now."""
         fresh = Store(self.make())
-        self.runner.run(fresh.look())
+        self.runner.run(fresh.poll())
         self.runner.run(fresh.aclose())
         return {name: stored.tag for name, stored in fresh.entries.items()}
 
@@ -172,7 +172,7 @@ class TwoRouters(RuleBasedStateMachine):
 
     @rule(router=st.integers(0, 1))
     def look(self, router: int) -> None:
-        self.runner.run(self.stores[router].look())
+        self.runner.run(self.stores[router].poll())
 
         assert shown(self.stores[router]) == self.there
 
@@ -181,12 +181,12 @@ class TwoRouters(RuleBasedStateMachine):
         self.runner.run(self.stores[router].aclose())
         self.media[router] = Interrupted(self.make())
         self.stores[router] = Store(self.media[router])  # type: ignore[arg-type]
-        self.runner.run(self.stores[router].look())
+        self.runner.run(self.stores[router].poll())
 
     @invariant()
     def nothing_is_lost(self) -> None:
         fresh = Store(self.make())
-        self.runner.run(fresh.look())
+        self.runner.run(fresh.poll())
         self.runner.run(fresh.aclose())
 
         assert shown(fresh) == self.there

@@ -31,10 +31,10 @@ def _count(kind: str, folder: Path, server: RedisServer | None, num: int | None)
 
     async def run() -> None:
         store = Store(make_medium(kind, folder, server, Clock(1000.0)))
-        await store.look()
+        await store.poll()
         left = num
         while left is None or left:
-            await store.look()
+            await store.poll()
             there = store.entries["n"]
             number = int(there.declaration.source.strip("/"))
             try:
@@ -84,11 +84,11 @@ async def test_a_process_that_is_killed_while_it_writes_leaves_a_store_that_work
         before = shown(store)
         async with asyncio.timeout(120):
             while shown(store) == before:
-                await store.look()
+                await store.poll()
                 await asyncio.sleep(0.01)
     process.kill()
     code = await ended(process)
-    await store.look()
+    await store.poll()
     put = await store.put(declared("n", "/after"), if_match=ANY_TAG)
 
     assert code == -signal.SIGKILL

@@ -67,13 +67,13 @@ async def test_without_the_server_the_last_entries_stay_and_writes_fail(
     store = await media.store()
     there = await fill(store)
     server.kill()
-    await store.look()
+    await store.poll()
     for write in (store.put(declared("d")), store.delete("a"), store.lease("one")):
         with pytest.raises(StoreError, match="127.0.0.1"):
             await write
     lost = shown(store)
     server.start()
-    await store.look()
+    await store.poll()
 
     assert lost == shown(store) == there
     assert (len(store.failures), store.num_recoveries) == (1, 1)
@@ -110,11 +110,11 @@ async def test_a_server_that_lost_its_data_gets_it_back(media: Opened, server: R
     """Whoever has more to say writes it back; the deleted stay deleted."""
     one, other = await media.store(), await media.store()
     there = await fill(one)
-    await other.look()
+    await other.poll()
     server.kill(loses_data=True)
     server.start()
-    await one.look()
-    await other.look()
+    await one.poll()
+    await other.poll()
 
     assert shown(one) == shown(other) == shown(await media.store()) == there
 
@@ -144,7 +144,7 @@ async def test_a_full_memory_refuses_writes_and_keeps_what_is_there(
         await store.put(declared("d"))
     server.kill()
     server.start()
-    await store.look()
+    await store.poll()
 
     assert shown(store) == there
 
@@ -298,13 +298,13 @@ async def test_half_an_answer_is_none(
         assert store.failure
 
         cutter.cut = Cut.NOT
-        await store.look()
+        await store.poll()
         assert (store.is_complete, shown(store), store.failure) == (True, there, "")
 
         cutter.cut = cut
         other = await media.store()
         await other.put(declared("b", "/adapters/b-2"), if_match=ANY_TAG)
-        await store.look()
+        await store.poll()
         assert (store.is_complete, shown(store)) == (True, there)
         assert store.failure
         assert cutter.num_cut >= 2
@@ -315,10 +315,10 @@ async def test_garbage_in_the_keys_is_a_failure(media: Opened) -> None:
     there = await fill(store)
     client = store._medium._client  # type: ignore[attr-defined]
     await client.set(f"{KEY}:version", "many")
-    await store.look()
+    await store.poll()
     lost = shown(store)
     await client.set(f"{KEY}:version", "99")
-    await store.look()
+    await store.poll()
 
     assert lost == shown(store) == there
     assert len(store.failures) == 1
@@ -334,13 +334,13 @@ async def test_a_version_that_is_none_costs_nothing_once_it_is_put_right(
     client = store._medium._client  # type: ignore[attr-defined]
     right = await client.get(f"{KEY}:{key}") or "0"
     await client.set(f"{KEY}:{key}", wrong)
-    await store.look()
+    await store.poll()
     with pytest.raises(StoreError, match=f"the key :{key} must be an integer"):
         await store.put(declared("d"))
     lost = shown(store)
     for again in (right, "2"):  # the second one as if the server had lost its data
         await client.set(f"{KEY}:{key}", again)
-        await store.look()
+        await store.poll()
         await store.put(declared(f"d{int(again)}"))
         assert shown(store) == shown(await media.store())
 
@@ -363,7 +363,7 @@ async def test_what_is_too_long_is_never_fetched_and_costs_its_own_entry_alone(
     for name, content in ((b"a", huge), (b"huge", huge), (huge, b"x")):
         await client.hset(KEY, name, content)
         await client.zadd(f"{KEY}:changes", {name: await client.incr(f"{KEY}:version")})
-    await store.look()
+    await store.poll()
     other = await media.store()
     with pytest.raises(StoreError, match="a: too large"):
         await store.put(declared("a", "/other"))
@@ -378,7 +378,7 @@ async def test_what_is_too_long_is_never_fetched_and_costs_its_own_entry_alone(
     await client.hset(KEY, "a", b'{"name": "a", "source": "/right"}')
     await client.hdel(KEY, "huge", huge)
     await client.set(f"{KEY}:floor", await client.incr(f"{KEY}:version"))
-    await store.look()
+    await store.poll()
     assert shown(store)["a"] == "/right"
     assert (dict(store.problems), store.num_recoveries) == ({}, 1)
 

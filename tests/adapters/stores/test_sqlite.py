@@ -67,12 +67,12 @@ async def test_a_database_that_is_gone_is_not_made_anew(media: Opened, file: Pat
     store = await media.store()
     await store.put(declared())
     kept = file.rename(file.with_suffix(".kept"))
-    await store.look()
+    await store.poll()
     with pytest.raises(StoreError, match="gone"):
         await store.put(declared("b"))
     lost, was_made = shown(store), file.exists()
     kept.rename(file)
-    await store.look()
+    await store.poll()
 
     assert (lost, was_made) == ({"org/a": "/adapters/a"}, False)
     assert (len(store.failures), store.num_recoveries) == (1, 1)
@@ -90,7 +90,7 @@ async def test_a_database_that_was_replaced_is_read(media: Opened, file: Path) -
     for ending in ("", "-wal", "-shm"):
         file.with_name(file.name + ending).unlink(missing_ok=True)
     other.rename(file)
-    await store.look()
+    await store.poll()
 
     assert shown(store) == {"b": "/adapters/a"}
 
@@ -111,7 +111,7 @@ async def test_what_others_wrote_into_a_row_is_named(
     await store.put(declared())
     await store.put(declared("other"))
     execute(file, "UPDATE adapters SET content = ? WHERE name = 'org/a'", value)
-    await store.look()
+    await store.poll()
     with pytest.raises(StoreError, match=problem):
         await store.delete("org/a")
 
@@ -119,7 +119,7 @@ async def test_what_others_wrote_into_a_row_is_named(
     assert store.problems == {"org/a": f"org/a: {problem}"}
 
     execute(file, "UPDATE adapters SET content = ? WHERE name = 'org/a'", '{"name": "org/a"}')
-    await store.look()
+    await store.poll()
     assert store.entries["org/a"].declaration.source == ""
 
 

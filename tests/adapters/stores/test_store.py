@@ -133,7 +133,7 @@ async def test_what_is_deleted_stays_known_until_it_is_forgotten(media: Opened) 
     restarted = await media.store()
     kept = restarted.entries["org/a"]
     await restarted.forget("org/a")
-    await store.look()
+    await store.poll()
 
     assert (was_there, is_there) == (True, False)
     assert (kept.is_deleted, kept.declaration) == (True, declared(version="1"))
@@ -207,7 +207,7 @@ async def test_a_write_before_the_first_look_hands_nothing_on(media: Opened) -> 
     unread = type(late)(media.make())
     await unread.put(declared("b"))
     seen = list(unread.seen)
-    await unread.look()
+    await unread.poll()
     await unread.aclose()
 
     assert seen == []
@@ -234,13 +234,13 @@ async def test_an_unusable_content_keeps_the_last_good_one_and_is_named(media: O
     for bad in (b'{"name": "org/a", "rank": 9999}', b'{"name": "org/a", "source": "s3://x"}'):
         assert await other.swap("org/a", content, bad)
         for _ in range(SETTLED_AFTER):
-            await one.look()
+            await one.poll()
         content = bad
     with pytest.raises(ConflictError, match="cannot be used"):
         await one.put(declared(source="/b"), if_match=ANY_TAG)
     problems = dict(one.problems)
     await other.swap("org/a", content, b'{"name": "org/a", "source": "/repaired", "new": [1]}')
-    await one.look()
+    await one.poll()
     await other.aclose()
 
     assert shown(one) == {"org/a": "/repaired"}
@@ -275,7 +275,7 @@ async def test_a_router_knows_all_once_what_was_bad_when_it_started_is_repaired_
         ("later", None, b"half"),
     ):
         await medium.swap(name, old, new)
-        await store.look()
+        await store.poll()
         told.append(store.is_complete)
     await medium.aclose()
 
@@ -321,7 +321,7 @@ async def test_many_tenants_and_targets_take_more_places(
     for each in ("store", "writing"):
         monkeypatch.setattr(f"extproc.adapters.stores.{each}.MAX_DECLARATIONS", 6)
     store = await media.store()
-    await store.look()
+    await store.poll()
     wide = alias("wide", 2 * ITEMS_A_PLACE + 1)  # three places
     await store.put(wide)
     assert len(await store.put_all([declared("a"), alias("b", ITEMS_A_PLACE - 1)])) == 2
@@ -336,7 +336,7 @@ async def test_many_tenants_and_targets_take_more_places(
 
     monkeypatch.setattr("extproc.adapters.stores.store.MAX_DECLARATIONS", 5)
     other = await media.store()
-    await other.look()
+    await other.poll()
     assert len(other.entries) == 3
     assert list(other.problems.values()) == ["only declarations that take 5 places count"]
 
@@ -386,7 +386,7 @@ async def test_of_names_that_were_declared_at_the_same_moment_the_shorter_one_co
     one, other = await media.store(), await media.store()
     await one.put(declared("sql@2"))
     await other.put(declared("sql"))
-    await one.look()
+    await one.poll()
 
     assert shown(one) == shown(other) == {"sql": "/adapters/a"}
     assert "versions of sql, which is declared" in one.problems["sql@2"]
@@ -507,6 +507,6 @@ async def test_what_a_writer_who_left_was_handing_on_is_handed_on_by_the_next_lo
     await asyncio.wait([writing])
     assert finished == []
 
-    await store.look()
+    await store.poll()
 
     assert finished == ["a"]

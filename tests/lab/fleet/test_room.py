@@ -91,7 +91,7 @@ class Watched:
 
     def _look(self) -> None:
         for pod in self._fleet.pods.values():
-            pod.look(self._fleet.now)
+            pod.poll(self._fleet.now)
             stats = pod.engine.report(now=self._fleet.now).stats
             self.waiting.append(stats.num_waiting - stats.num_deferred)
             self.deferred.append(stats.num_deferred)

@@ -40,7 +40,7 @@ def test_looking_shows_what_catching_up_shows(
     for number, (kind, wait_s, adapter, prompt, output) in enumerate(events):
         now += wait_s
         caught_up.catch_up(now)
-        looked_at.look(now)
+        looked_at.poll(now)
         if kind == "submit":
             arrival = Arrival(now, adapter, prompt, output)
             sent.append((LabFlight(str(number), arrival, 0), LabFlight(str(number), arrival, 0)))
@@ -73,7 +73,7 @@ def test_steps_without_results_are_left_for_later() -> None:
     pod.submit(LabFlight("1", Arrival(0.0, "a", 100, 50), 0), 0.0)
     pod.catch_up(0.3)
     num_steps = pod.engine.counters.num_steps
-    pod.look(0.35)
+    pod.poll(0.35)
 
     assert pod.engine.counters.num_steps == num_steps
     assert pod.report(0.35)[1] > 0.3

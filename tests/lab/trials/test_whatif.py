@@ -11,12 +11,12 @@ from extproc.lab.engine.profiles import H100_8B, EngineProfile
 from extproc.lab.trials.whatif import (
     QUANTILES,
     WARM_UP,
-    Told,
+    PredictedTime,
     add,
     advice,
+    compare_times,
     missing_s,
     simulate,
-    told,
     without_times,
 )
 from extproc.lab.workload.recorded import Record
@@ -29,7 +29,7 @@ def record() -> Record:
 
 
 def test_the_model_that_made_a_record_tells_it(record: Record) -> None:
-    compared = told(record, simulate(record, SETTINGS, FOUNDING))
+    compared = compare_times(record, simulate(record, SETTINGS, FOUNDING))
 
     assert {each.what for each in compared} == {"TTFT", "time per token"}
     assert [each.of for each in compared[: len(QUANTILES)]] == ["p50", "p90", "p99"]
@@ -49,7 +49,7 @@ def test_a_model_that_is_wrong_promises_nothing(
     record: Record, profile: EngineProfile, added_s: float
 ) -> None:
     wrong = replace(SETTINGS, profile=profile)
-    compared = told(record, add(simulate(record, wrong, FOUNDING), added_s))
+    compared = compare_times(record, add(simulate(record, wrong, FOUNDING), added_s))
     assert "promises nothing" in advice(compared)
 
 
@@ -62,7 +62,7 @@ def test_a_model_that_is_wrong_promises_nothing(
     ],
 )
 def test_it_says_what_to_calibrate(off: list[tuple[str, str]], words: str) -> None:
-    assert words in advice([Told(what, of, 1.0, 1.3, 1.0, 1.0) for what, of in off])
+    assert words in advice([PredictedTime(what, of, 1.0, 1.3, 1.0, 1.0) for what, of in off])
 
 
 @pytest.mark.parametrize(
@@ -72,12 +72,15 @@ def test_it_says_what_to_calibrate(off: list[tuple[str, str]], words: str) -> No
 def test_a_time_is_off_where_it_differs_by_more_than_a_quarter(
     recorded_s: float, predicted_s: float, is_off: bool
 ) -> None:
-    assert Told("TTFT", "p50", recorded_s, predicted_s, recorded_s, recorded_s).is_off == is_off
+    assert (
+        PredictedTime("TTFT", "p50", recorded_s, predicted_s, recorded_s, recorded_s).is_off
+        == is_off
+    )
 
 
 def test_a_median_of_few_requests_may_differ_by_chance(record: Record) -> None:
     result = simulate(record, SETTINGS, FOUNDING)
-    adapters = [each for each in told(record, result) if " of " in each.of]
+    adapters = [each for each in compare_times(record, result) if " of " in each.of]
 
     assert all(each.low_s <= each.recorded_s <= each.high_s for each in adapters)
     assert any(each.low_s < each.high_s for each in adapters)
@@ -94,7 +97,9 @@ def test_what_a_model_cannot_be_judged_by_is_said(record: Record) -> None:
     assert "which policy" in without_times(nameless)
     assert without_times(record) == ""
     assert missing_s(blind, simulate(blind, SETTINGS, FOUNDING)) == 0.0
-    assert {e.what for e in told(blind, simulate(blind, SETTINGS, FOUNDING))} == {"time per token"}
+    assert {e.what for e in compare_times(blind, simulate(blind, SETTINGS, FOUNDING))} == {
+        "time per token"
+    }
 
 
 def test_what_a_model_lacks_is_seen_by_the_fast_requests(record: Record) -> None:
@@ -104,7 +109,7 @@ def test_what_a_model_lacks_is_seen_by_the_fast_requests(record: Record) -> None
 
     assert missing_s(slow, result) == pytest.approx(0.02)
     assert missing_s(record, add(simulate(record, SETTINGS, FOUNDING), 1.0)) == 0.0
-    completed = told(slow, add(simulate(slow, SETTINGS, FOUNDING), 0.02))
+    completed = compare_times(slow, add(simulate(slow, SETTINGS, FOUNDING), 0.02))
     assert all(abs(each.error) < 1e-9 for each in completed if each.what == "TTFT")
 
 
@@ -117,4 +122,4 @@ def test_the_warm_up_does_not_count(record: Record) -> None:
         for each in record.requests
     ]
     assert early != list(record.requests)
-    assert advice(told(replace(record, requests=tuple(early)), result)) == ""
+    assert advice(compare_times(replace(record, requests=tuple(early)), result)) == ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from extproc.wire.turns import turn
+from extproc.wire.yielding import yield_to_requests
 
 
 async def test_one_pass_is_made_in_each_round_however_many_work() -> None:
@@ -18,7 +18,7 @@ async def test_one_pass_is_made_in_each_round_however_many_work() -> None:
 
     async def work() -> None:
         for _ in range(5):
-            await turn()
+            await yield_to_requests()
             rounds.append(now)
 
     loop = asyncio.get_running_loop()
@@ -30,7 +30,7 @@ async def test_one_pass_is_made_in_each_round_however_many_work() -> None:
 
 
 async def test_a_task_that_is_cancelled_takes_nobody_s_turn() -> None:
-    waiting = [asyncio.create_task(turn()) for _ in range(3)]
+    waiting = [asyncio.create_task(yield_to_requests()) for _ in range(3)]
     await asyncio.sleep(0)
     waiting[0].cancel()
     waiting[2].cancel()
@@ -42,4 +42,4 @@ async def test_a_task_that_is_cancelled_takes_nobody_s_turn() -> None:
         type(None),
         asyncio.CancelledError,
     ]
-    await turn()
+    await yield_to_requests()

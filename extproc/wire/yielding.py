@@ -6,19 +6,19 @@ import asyncio
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
-from extproc.passes import PassTurns
+from extproc.passes import PassScheduler
 
 
-async def turn() -> None:
+async def yield_to_requests() -> None:
     """Let requests go on, and wait for this task's turn.
 
     All long work takes turns, however much there is. With `asyncio.sleep(0)` in its place, what
     arrives waits for a pass of everything that is being done.
     """
     loop = asyncio.get_running_loop()
-    turns = _turns.get(loop) or _turns.setdefault(loop, PassTurns(_call_later))
+    scheduler = _schedulers.get(loop) or _schedulers.setdefault(loop, PassScheduler(_call_later))
     waiter = loop.create_future()
-    handle = turns.add(lambda: waiter.set_result(None))
+    handle = scheduler.add(lambda: waiter.set_result(None))
     try:
         await waiter
     except asyncio.CancelledError:
@@ -31,4 +31,4 @@ def _call_later(delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHa
     return asyncio.get_running_loop().call_later(delay_s, callback)
 
 
-_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, PassTurns] = WeakKeyDictionary()
+_schedulers: WeakKeyDictionary[asyncio.AbstractEventLoop, PassScheduler] = WeakKeyDictionary()
