@@ -81,6 +81,22 @@ FAULTS: tuple[tuple[Rule, Mapping[str, str]], ...] = (
         {"extproc.wire.e": "_Row = tuple[int, str]"},
     ),
     (rules.test_the_name_of_a_part_is_one_that_a_newcomer_guesses, {"extproc.wire.usual": ""}),
+    (
+        rules.test_the_name_of_a_part_is_one_that_a_newcomer_guesses,
+        {"extproc.wire.e": "class PassTurns: pass"},
+    ),
+    (
+        rules.test_the_name_of_a_part_is_one_that_a_newcomer_guesses,
+        {"extproc.wire.e": "FIRST, MAX_TOLD = 1, 2"},
+    ),
+    (
+        rules.test_the_name_of_a_part_is_one_that_a_newcomer_guesses,
+        {"extproc.wire.e": "class Line:\n    def _look_at(self): self._others = 1"},
+    ),
+    (
+        rules.test_the_name_of_a_part_is_one_that_a_newcomer_guesses,
+        {"extproc.wire.e": "def asked_in_vain(): pass"},
+    ),
 )
 
 
