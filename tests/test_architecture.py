@@ -563,7 +563,8 @@ GUESSED_BY_NOBODY = {
 }
 """Names of parts from which a newcomer cannot tell what they are."""
 WORDS_OF_NO_NAME = {
-    *("look", "looked", "looks", "others", "told", "turn", "turns", "untold", "vain", "verdicts"),
+    *("beginning", "look", "looked", "looks", "others", "told", "turn", "turns", "untold", "vain"),
+    "verdicts",
 }
 """Words that do not help in longer names either."""
 PUBLIC_NAMES = {"FOR_TURN", "has_own_turns", "num_told", "slot_turn_s", "turns"}

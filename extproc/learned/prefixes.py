@@ -144,8 +144,8 @@ class PrefixIndex:
     def add(self, request: RequestInfo, cache: KvCache) -> None:
         """Remember that the request has been sent there, and its prompt counted."""
         place = cache, cache.computed_bytes
-        for beginning in reversed(request.prefix_hashes):  # the longest one is forgotten first
-            places = self._places.pop(beginning, None)
+        for prefix_hash in reversed(request.prefix_hashes):  # the longest one is forgotten first
+            places = self._places.pop(prefix_hash, None)
             if isinstance(places, dict):
                 self.num_places += cache not in places
                 places[cache] = cache.computed_bytes
@@ -155,7 +155,7 @@ class PrefixIndex:
             else:
                 self.num_places += 1
                 places = dict((places, place))
-            self._places[beginning] = places
+            self._places[prefix_hash] = places
         while self.num_places > self._max_places:
             _, places = self._places.popitem(last=False)
             self.num_places -= len(places) if isinstance(places, dict) else 1
@@ -164,17 +164,17 @@ class PrefixIndex:
         """Forget what `add` remembered, but not what was cached when the request was picked: the
         engine did not compute the prompt."""
         cached_bytes = request.cached_bytes.get(cache.address, 0)
-        for beginning, mark in zip(request.prefix_hashes, MARKS_BYTES, strict=False):
-            if mark > cached_bytes and cache in self._places.get(beginning, _NOWHERE):
-                self._remove(beginning, cache)
+        for prefix_hash, mark in zip(request.prefix_hashes, MARKS_BYTES, strict=False):
+            if mark > cached_bytes and cache in self._places.get(prefix_hash, _NOWHERE):
+                self._remove(prefix_hash, cache)
 
-    def _remove(self, beginning: int, cache: KvCache) -> None:
-        places = self._places[beginning]
+    def _remove(self, prefix_hash: int, cache: KvCache) -> None:
+        places = self._places[prefix_hash]
         self.num_places -= 1
         if isinstance(places, dict) and len(places) > 1:
             del places[cache]
         else:
-            del self._places[beginning]
+            del self._places[prefix_hash]
 
 
 def with_cached(pick: Pick, cached: Mapping[str, int], *addresses: str) -> Pick:

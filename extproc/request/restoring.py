@@ -115,7 +115,7 @@ class EventRestorer:
     def __init__(self, served: str, written: str) -> None:
         self.is_undone = False
         self._served, self._written = served, written
-        self._beginning = self._new_beginning = b""
+        self._prefix = self._new_prefix = b""
         self._event: JsonRestorer | None = None  # from the first line of data on
         self._num_matched: int | None = 0  # bytes of the field's name; None behind it
         self._is_data = False
@@ -140,13 +140,13 @@ class EventRestorer:
 
     def _known_event(self, data: bytes, at: int, parts: list[bytes]) -> int:
         """Let a whole event go on that begins like the first one; return 0 if there is none."""
-        if not self._beginning or not data.startswith(self._beginning, at):
+        if not self._prefix or not data.startswith(self._prefix, at):
             return 0
-        behind = at + len(self._beginning)
+        behind = at + len(self._prefix)
         end = data.find(b"\n\n", behind)
         if end < 0:
             return 0
-        parts += (self._new_beginning, data[behind : end + 2])
+        parts += (self._new_prefix, data[behind : end + 2])
         return end + 2
 
     def _begin_line(self, data: bytes, at: int, parts: list[bytes]) -> int:
@@ -191,8 +191,8 @@ class EventRestorer:
         new, name_at = self._fed(event, line), at - len(_FIELD)
         if event.place is not None and name_at >= 0:
             begin, end = event.place
-            self._beginning = data[name_at : at + end]
-            self._new_beginning = data[name_at : at + begin] + event.value
+            self._prefix = data[name_at : at + end]
+            self._new_prefix = data[name_at : at + begin] + event.value
         return new
 
     def _fed(self, event: JsonRestorer, line: bytes) -> bytes:

@@ -143,7 +143,7 @@ def test_the_usual_stream_is_read_once_and_then_known_by_its_beginning() -> None
     found = b"".join(made.feed(body[a:b]) for a, b in pairwise(cuts))
 
     assert found.decode() == STREAM.replace('"p"', '"c"')
-    assert made._beginning == f'data: {BEFORE}"p"'.encode()
+    assert made._prefix == f'data: {BEFORE}"p"'.encode()
 
 
 def test_a_part_of_a_known_event_is_read_like_any() -> None:
