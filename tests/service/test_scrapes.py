@@ -24,7 +24,7 @@ NEVER_S = 1e6
 async def test_a_pod_that_says_what_is_expected_is_read_at_once_for_what_happens_there(
     news: str, pods: list[RunningPod], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("MAX_S", "GROWTH", "LOOK_S", "MAX_LOOK_S"):
+    for name in ("MAX_S", "GROWTH", "RECHECK_S", "MAX_RECHECK_S"):
         monkeypatch.setattr(f"extproc.reports.pace.{name}", NEVER_S)
     scene, where = Scene(), pods[0].address
     scene.pool.set_endpoints([Endpoint(where)])
