@@ -614,7 +614,7 @@ CEILINGS = {
     "plugins": 72,
     "stack": 286,
     "lab": 6_486,
-    "commands": 2_371,
+    "commands": 2_395,
     "address": 53,
     "bounds": 29,
     "costs": 41,
