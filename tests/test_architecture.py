@@ -608,7 +608,7 @@ CEILINGS = {
     "request": 2_833,
     "peers": 1_024,
     "discovery": 1_862,
-    "observe": 2_559,
+    "observe": 2_612,
     "config": 979,
     "service": 900,
     "plugins": 72,

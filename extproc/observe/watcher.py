@@ -59,11 +59,12 @@ class Watcher:
         self._models = frozenset(self.request.models)
         self.begin(self)
 
-    def start(self, sequence: int, num_ended: int) -> None:
-        """Start after a decision, and after the last outcome or an earlier one, as asked for."""
+    def start(self, sequence: int, num_ended: int, num_gone: int) -> None:
+        """Start after a decision, and after the last outcome or an earlier one that is not gone, as
+        asked for."""
         self.sequence, self.num_ends = sequence, num_ended
         if self.request.HasField("after_outcome"):
-            self.num_ends = min(self.request.after_outcome, num_ended)
+            self.num_ends = max(num_gone, min(self.request.after_outcome, num_ended))
 
     @property
     def explains(self) -> bool:
