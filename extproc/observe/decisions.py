@@ -182,7 +182,7 @@ class DecisionsService:
 
     def _pass(self) -> bool:
         """Send every watcher in turn what it has not got; return whether there may be more."""
-        messages: dict[tuple[bool, int, bool, bool, int], bytes] = {}
+        messages: dict[tuple[bool, int, bool, bool, int, bool], bytes] = {}
         num_looks = 0
         while behind := [each for each in self._watchers if self._is_behind(each)]:
             if len(messages) >= MAX_PER_PASS or num_looks >= MAX_LOOKS:
@@ -192,7 +192,8 @@ class DecisionsService:
                 record, is_news = self._next(watcher)
                 if watcher.wants(record):
                     ends, last = is_news or watcher.knows_end(record), watcher.last_outcome
-                    key = is_news, watcher.sequence, watcher.explains, ends, last
+                    has_all = is_news or watcher.takes_candidates(record.wall_s)
+                    key = is_news, watcher.sequence, watcher.explains, ends, last, has_all
                     if key not in messages:
                         messages[key] = (
                             encode_end(record, explains=watcher.explains)
@@ -203,6 +204,7 @@ class DecisionsService:
                                 explains=watcher.explains,
                                 ends=ends,
                                 last_outcome=last,
+                                all_candidates=has_all,
                             )
                         )
                     watcher.send(messages[key])

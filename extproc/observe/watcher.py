@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -41,6 +42,7 @@ class Watcher:
     num_ends: int = 0
     _followed: set[str] = field(default_factory=set)  # picks of the one request, to be ended
     _models: frozenset[str] = frozenset()
+    _candidates_wall_s: float = -inf  # of the last decision that was sent with all candidates
     _num_sent_bytes: int = 0
 
     def receive(self, message: bytes) -> None:
@@ -85,6 +87,14 @@ class Watcher:
         """Return whether the end of `record` is to be sent with it: it will not come as news."""
         is_news = self.wants_outcomes and record.end_number > self.num_ends
         return record.end is not None and not is_news
+
+    def takes_candidates(self, wall_s: float) -> bool:
+        """Return whether a decision of this wall time, which is sent next, has all candidates."""
+        interval_s: int = self.request.candidates_interval_seconds
+        is_due = abs(wall_s - self._candidates_wall_s) >= interval_s
+        if is_due:
+            self._candidates_wall_s = wall_s
+        return is_due
 
     def follow(self, record: DecisionRecord, *, ends: bool) -> None:
         """Remember whether the one request has been sent with its end."""

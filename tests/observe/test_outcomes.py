@@ -239,6 +239,24 @@ def test_an_end_of_a_decision_that_is_forgotten_is_news_all_the_same() -> None:
     assert not service._in_flight
 
 
+def test_a_watcher_gets_all_candidates_once_in_its_interval_and_else_the_chosen_one() -> None:
+    service = DecisionsService()
+    brief, _ = watch(service, candidates_interval_seconds=2)
+    usual, _ = watch(service)
+    for number in range(5):
+        service.publish(DecisionRecord(chosen(number), WALL_S + number, 0.0))
+
+    assert [*map(candidates_of, brief.sent)] == [2, 1, 2, 1, 2]
+    assert [*map(candidates_of, usual.sent)] == [2] * 5
+    first, second = map(decisions_pb2.Decision.FromString, brief.sent[:2])
+    assert second.pick.candidates[0] == first.pick.candidates[0]
+    assert second.pick.candidates[0].address == second.pick.endpoints[0]
+
+
+def candidates_of(message: bytes) -> int:
+    return len(decisions_pb2.Decision.FromString(message).pick.candidates)
+
+
 def unread(service: DecisionsService, num: int) -> None:
     for _ in range(num):
         publish(service, chosen(99))
