@@ -259,7 +259,10 @@ class HotPath:
         """Ask a policy in shadow about the last decision: all but its process and the pipe."""
         shadow = getattr(self.parts, "shadow", None)
         if shadow is not None:  # else another checkout's
-            pick: Any = self.parts.recorder.decisions.newest(1)[0].decision
+            records = self.parts.recorder.decisions.newest(1)
+            if not records:  # nobody reads them
+                return
+            pick: Any = records[0].decision
             asked = shadow._ask(pick, _Answers(pick.candidates[-1].address), _in_shadow())
             timed("shadow", lambda: next(asked.__await__(), None))
 

@@ -22,6 +22,8 @@ from extproc.observe.watchclient import WatchError, watch
 
 _AGAIN_S = 1.0
 """From a lost connection to the next one."""
+_CANDIDATES_INTERVAL_S = 1
+"""The record has the pods that there are: a router need not say that of each request."""
 
 
 def record(
@@ -128,7 +130,10 @@ async def _follow(
     is_known = False
     while True:
         try:
-            async for decision in watch(target, tls=tls, outcomes=True):
+            decisions = watch(
+                target, tls=tls, outcomes=True, candidates_interval_s=_CANDIDATES_INTERVAL_S
+            )
+            async for decision in decisions:
                 is_known = True
                 out.writelines(recording.lines(number, decision))
         except WatchError:

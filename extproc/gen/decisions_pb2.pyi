@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WatchRequest(_message.Message):
-    __slots__ = ("models", "endpoint", "only_rejections", "replay_last", "after_sequence", "explain", "outcomes", "after_outcome", "request")
+    __slots__ = ("models", "endpoint", "only_rejections", "replay_last", "after_sequence", "explain", "outcomes", "after_outcome", "request", "candidates_interval_seconds")
     MODELS_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     ONLY_REJECTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class WatchRequest(_message.Message):
     OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     AFTER_OUTCOME_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_INTERVAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     models: _containers.RepeatedScalarFieldContainer[str]
     endpoint: str
     only_rejections: bool
@@ -29,7 +30,8 @@ class WatchRequest(_message.Message):
     outcomes: bool
     after_outcome: int
     request: str
-    def __init__(self, models: _Optional[_Iterable[str]] = ..., endpoint: _Optional[str] = ..., only_rejections: _Optional[bool] = ..., replay_last: _Optional[int] = ..., after_sequence: _Optional[int] = ..., explain: _Optional[bool] = ..., outcomes: _Optional[bool] = ..., after_outcome: _Optional[int] = ..., request: _Optional[str] = ...) -> None: ...
+    candidates_interval_seconds: int
+    def __init__(self, models: _Optional[_Iterable[str]] = ..., endpoint: _Optional[str] = ..., only_rejections: _Optional[bool] = ..., replay_last: _Optional[int] = ..., after_sequence: _Optional[int] = ..., explain: _Optional[bool] = ..., outcomes: _Optional[bool] = ..., after_outcome: _Optional[int] = ..., request: _Optional[str] = ..., candidates_interval_seconds: _Optional[int] = ...) -> None: ...
 
 class Decision(_message.Message):
     __slots__ = ("sequence", "time", "decision_seconds", "pick", "rejection", "explanation", "last_outcome", "outcome", "shadow")

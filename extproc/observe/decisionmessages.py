@@ -37,10 +37,12 @@ def encode(
     explains: bool = False,
     ends: bool = True,
     last_outcome: int = 0,
+    all_candidates: bool = True,
 ) -> bytes:
     """Return one decision as an encoded `extproc.v1.Decision`, in words where it `explains`.
 
-    With `ends` it has its outcome, if that is known.
+    With `ends` it has its outcome, if that is known. Without `all_candidates` a pick has the chosen
+    one alone.
     """
     return decisions_pb2.Decision(
         sequence=sequence,
@@ -50,7 +52,7 @@ def encode(
         explanation=_explanation(record, ends=ends) if explains else "",
         outcome=_outcome(record) if ends else None,
         shadow=_shadow(record),
-        **describe_result(record),
+        **describe_result(record, all_candidates=all_candidates),
     ).SerializeToString()
 
 

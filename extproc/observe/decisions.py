@@ -1,7 +1,7 @@
 """`extproc.v1.Decisions`: the last routing decisions, remembered and followed live.
 
 1. Without watchers, a decision costs one append: its own values are kept, and described only
-   on request.
+   on request. If none are to be kept, and no policy is in shadow, it is only counted.
 2. With watchers, it is encoded once for all of them, and once more for those that want the reason
    in words. That happens after the response, in passes of `MAX_PER_PASS` that use at most
    `MAX_SHARE` of the loop's time. Decisions that a watcher is too slow for are dropped and counted;
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import count, islice
 from typing import Any
@@ -62,6 +63,7 @@ class DecisionsService:
         num_published: Decisions since the start: the last one's sequence number.
         num_ended: Ends of picks since the start: the last one's number.
         num_dropped: Decisions that a watcher was too slow for, once per watcher.
+        is_read: Somebody may read what is remembered. If not, nothing is.
     """
 
     num_kept: int = 256
@@ -75,14 +77,20 @@ class DecisionsService:
     num_ended: int = 0
     _watchers: list[Watcher] = field(default_factory=list)
     _is_due: bool = False
+    _num_readers: int = 0
+    _read_until: int = 0  # the last decision for a watcher that has left, and may come again
 
     def __post_init__(self) -> None:
+        self.is_read = self.num_kept > 0
         self._kept: deque[DecisionRecord] = deque(maxlen=max(self.num_kept, MIN_BEHIND))
         self._in_flight: dict[str, DecisionRecord] = {}  # those of them without an end, by pick id
         self._ends: deque[DecisionRecord] = deque(maxlen=MIN_BEHIND)
 
     def publish(self, record: DecisionRecord) -> None:
         """Remember one decision, and send it to watchers soon."""
+        if not self.is_read:
+            self.skip()
+            return
         kept, decision = self._kept, record.decision
         if len(kept) == kept.maxlen:
             oldest = kept[0].decision
@@ -96,9 +104,29 @@ class DecisionsService:
         kept.append(record)
         if self._watchers:
             self.send_soon()
+        elif self.num_published > self._read_until and not (self.num_kept or self._num_readers):
+            self.is_read = False
+            for each in (self._kept, self._in_flight, self._ends):
+                each.clear()
+
+    def skip(self) -> None:
+        """Count a decision that nobody reads."""
+        self.num_published += 1
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Remember decisions for somebody who asks for the newest ones."""
+        self._num_readers, self.is_read = self._num_readers + 1, True
+        try:
+            yield
+        finally:
+            self._num_readers -= 1
 
     def ended(self, ended: Ended, wall_s: float) -> None:
         """Remember how a pick ended, heard of at a time, and tell watchers soon."""
+        if not self.is_read:
+            self.num_ended += 1
+            return
         record = self._in_flight.pop(ended.pick.id, None)
         if record is None:  # decided too long ago: only a watcher may remember it
             record = DecisionRecord(ended.pick, wall_s, 0.0)
@@ -154,7 +182,7 @@ class DecisionsService:
 
     def _pass(self) -> bool:
         """Send every watcher in turn what it has not got; return whether there may be more."""
-        messages: dict[tuple[bool, int, bool, bool, int], bytes] = {}
+        messages: dict[tuple[bool, int, bool, bool, int, bool], bytes] = {}
         num_filtered = 0
         while behind := [each for each in self._watchers if self._is_behind(each)]:
             if len(messages) >= MAX_PER_PASS or num_filtered >= MAX_FILTERED:
@@ -164,7 +192,8 @@ class DecisionsService:
                 record, is_news = self._next(watcher)
                 if watcher.wants(record):
                     ends, last = is_news or watcher.knows_end(record), watcher.last_outcome
-                    key = is_news, watcher.sequence, watcher.explains, ends, last
+                    has_all = is_news or watcher.takes_candidates(record.wall_s)
+                    key = is_news, watcher.sequence, watcher.explains, ends, last, has_all
                     if key not in messages:
                         messages[key] = (
                             encode_end(record, explains=watcher.explains)
@@ -175,6 +204,7 @@ class DecisionsService:
                                 explains=watcher.explains,
                                 ends=ends,
                                 last_outcome=last,
+                                all_candidates=has_all,
                             )
                         )
                     watcher.send(messages[key])
@@ -222,9 +252,11 @@ class DecisionsService:
         first = 0 if about else max(0, len(wanted) - asked.replay_last)
         sequence = wanted[first] - 1 if first < len(wanted) else self.num_published
         self._watchers.append(watcher)
-        watcher.start(sequence, self.num_ended)
+        self.is_read = True
+        watcher.start(sequence, self.num_ended, self.num_ended - len(self._ends))
         self.send_soon()
 
     def _leave(self, watcher: Watcher) -> None:
         if watcher in self._watchers:
             self._watchers.remove(watcher)
+            self._read_until = self.num_published + MIN_BEHIND

@@ -13,7 +13,7 @@ from math import inf
 from typing import Any
 
 from extproc.bounds import MAX_DURATION_S, between, plain, whole
-from extproc.observe.outcomes import text_field
+from extproc.observe.outcomes import candidate, text_field
 from extproc.phrases import SHOWN_S, held, pending, pod_name, score, short, shortened, whereabouts
 from extproc.pods.completion import DecisionRecord
 from extproc.routing.policies import BUILT_IN
@@ -102,19 +102,23 @@ def _fallbacks(pick: Pick) -> str:
 _MAX_UINT32, _MAX_UINT64 = 2**32 - 1, 2**64 - 1
 
 
-def describe_result(record: DecisionRecord) -> dict[str, Any]:
+def describe_result(record: DecisionRecord, *, all_candidates: bool = True) -> dict[str, Any]:
     """Return `{"pick": {...}}` or `{"rejection": {...}}`, with the field names of the .proto.
+    Without `all_candidates` a pick has the chosen one alone.
 
     The values fit the fields of `extproc.v1.Decision`: numbers are within their range, texts have a
     UTF-8 form and a limited length.
     """
     if isinstance(record.decision, Rejection):
         return {"rejection": _describe_rejection(record, record.decision)}
-    return {"pick": _describe_pick(record.decision)}
+    return {"pick": _describe_pick(record.decision, all_candidates)}
 
 
-def _describe_pick(pick: Pick) -> dict[str, Any]:
-    request = pick.request
+def _describe_pick(pick: Pick, all_candidates: bool) -> dict[str, Any]:
+    request, views = pick.request, pick.candidates
+    if not all_candidates:
+        chosen = candidate(pick, pick.address)
+        views = () if chosen is None else (chosen,)
     return {
         "id": text_field(pick.id),
         "request_id": text_field(request.request_id),
@@ -131,7 +135,7 @@ def _describe_pick(pick: Pick) -> dict[str, Any]:
         "tenant": text_field(request.claim.tenant),
         "route": text_field(request.claim.route),
         "objective": text_field(request.hints.objective),
-        "candidates": [_describe_candidate(each, request.adapter) for each in pick.candidates],
+        "candidates": [_describe_candidate(each, request.adapter) for each in views],
     }
 
 

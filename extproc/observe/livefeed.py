@@ -21,7 +21,7 @@ from extproc.learned.slowness import Slowness, SlowPods
 from extproc.observe.attainment import Attainment
 from extproc.observe.decisions import DecisionsService
 from extproc.observe.explanation import explain
-from extproc.observe.outcomes import tell_outcome
+from extproc.observe.outcomes import candidate, tell_outcome
 from extproc.observe.telemetry import Telemetry
 from extproc.phrases import shortened
 from extproc.pods.completion import DecisionRecord, first_token_s
@@ -299,11 +299,11 @@ def _decision(sequence: int, record: DecisionRecord) -> dict[str, Any]:
     shown: dict[str, Any] = {"n": sequence, "wall_ms": round(record.wall_s * 1000)}
     if isinstance(decision, Pick):
         address = decision.address
-        names = (view.name for view in decision.candidates if view.address == address)
+        chosen = candidate(decision, address)
         shown |= {
             "model": decision.request.client_model,
             "path": decision.request.path,
-            "pod": shortened(next(names, "") or address, _MAX_CHARS),
+            "pod": shortened((chosen and chosen.name) or address, _MAX_CHARS),
             "us": round(record.seconds * 1e6),
         }
     else:

@@ -19,8 +19,9 @@ from extproc.bounds import (
     whole,
 )
 from extproc.phrases import duration, short
+from extproc.pods.columns import Candidates
 from extproc.pods.completion import Completion, DecisionRecord, Ended, first_token_s
-from extproc.types import Outcome, Pick
+from extproc.types import EndpointView, Outcome, Pick
 
 MAX_TEXT_CHARS = 1024
 """Of each text in a decision, and of its end."""
@@ -107,8 +108,16 @@ def _timed(pick: Pick, entry: Completion) -> str:
     return f"{said}; {entry.attempts} attempts" if entry.attempts > 1 else said
 
 
+def candidate(pick: Pick, address: str) -> EndpointView | None:
+    """Return the candidate with an address: of many, only that one is looked at."""
+    if isinstance(pick.candidates, Candidates):
+        return pick.candidates.find(address)
+    return next((view for view in pick.candidates if view.address == address), None)
+
+
 def _name(pick: Pick, address: str) -> str:
-    return next((text_field(each.name) for each in pick.candidates if each.address == address), "")
+    view = candidate(pick, address)
+    return "" if view is None else text_field(view.name)
 
 
 def _bounded(seconds: float | None) -> float | None:

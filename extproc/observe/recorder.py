@@ -63,8 +63,12 @@ class Recorder:
         except Exception:
             self.observers.failed("telemetry")
         if type(result) is Pick:
+            decisions = self.decisions
             try:
-                self.decisions.publish(DecisionRecord(result, self.wall_clock(), seconds or 0.0))
+                if decisions.is_read:
+                    decisions.publish(DecisionRecord(result, self.wall_clock(), seconds or 0.0))
+                else:
+                    decisions.skip()
             except Exception:
                 self.observers.failed("decisions")
 

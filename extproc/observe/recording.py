@@ -168,7 +168,8 @@ class Recording:
         router.sequence = sequence
 
     def _note_pods(self, pick: Pick, decided_s: float) -> None:
-        """Remember the pods that there are. A pick's candidates are those that could take it."""
+        """Remember the pods that there are. A pick's candidates are those that could take it, or of
+        them the chosen one alone."""
         for each in pick.candidates:
             pod = self._pods.get(each.address)
             if pod is None:
@@ -189,6 +190,7 @@ class Recording:
         names = self.names
         own = {each.address: each.name or each.address for each in pick.candidates}
         address = (end.served_by if end else "") or next(iter(pick.endpoints), "")
+        said = end.served_by_name if end and end.served_by else ""
         return self._row(
             arrival_s=decided_s - (pick.held_seconds or 0.0),
             adapter=names.shown(pick.adapter or ""),
@@ -201,7 +203,7 @@ class Recording:
             objective=names.hashed(pick.objective),
             router=router,
             policy=pick.policy,
-            pod=names.shown(own.get(address, address)),
+            pod=names.shown(own.get(address) or said or address),
             held_s=pick.held_seconds,
             ttft_s=None if end is None else end.ttft_seconds,
             duration_s=None if end is None else end.duration_seconds,

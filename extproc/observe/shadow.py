@@ -127,17 +127,26 @@ class Shadow:
             log.info("policy.shadow: %s is asked beside %s", settings.name, settings.beside)
             self._trouble = ""
             self._spend(process.cpu_s, settings)
-            last = self._decisions.num_published
-            while True:
-                await asyncio.sleep(POLL_S)
-                num_new = self._decisions.num_published - last
-                last += num_new
-                records = self._decisions.newest(min(num_new, MAX_PER_POLL))
-                self._num_skipped[BEHIND] += settings.share * (num_new - len(records))
-                for record in records:
-                    pick = record.decision
-                    if self._rng.random() < settings.share and is_asked(pick, settings):
-                        record.compare(await self._ask(pick, process, settings))
+            with self._decisions.reading():
+                await self._compare(process, settings)
+
+    async def _compare(self, process: ShadowProcess, settings: ShadowSettings) -> None:
+        """Ask the process about decisions as they are made.
+
+        Raises:
+            ShadowError: It does not answer.
+        """
+        last = self._decisions.num_published
+        while True:
+            await asyncio.sleep(POLL_S)
+            num_new = self._decisions.num_published - last
+            last += num_new
+            records = self._decisions.newest(min(num_new, MAX_PER_POLL))
+            self._num_skipped[BEHIND] += settings.share * (num_new - len(records))
+            for record in records:
+                pick = record.decision
+                if self._rng.random() < settings.share and is_asked(pick, settings):
+                    record.compare(await self._ask(pick, process, settings))
 
     async def _ask(
         self, pick: Pick, process: ShadowProcess, settings: ShadowSettings

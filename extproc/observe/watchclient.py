@@ -48,6 +48,7 @@ async def watch(
     explain: bool = False,
     outcomes: bool = False,
     about: str = "",
+    candidates_interval_s: int = 0,
 ) -> AsyncIterator[Decision]:
     """Yield decisions, oldest first, until the caller stops or the router ends the call.
 
@@ -59,6 +60,8 @@ async def watch(
         explain: With the reason of each in words.
         outcomes: Also how picks end, as news: decisions with an outcome alone.
         about: Only the request with this `x-request-id` or pick id, until it has ended.
+        candidates_interval_s: All candidates only once in so many seconds, else the chosen one
+            alone; 0 for always all. A router that does not know this sends all.
 
     Raises:
         WatchError: No router at `target`, it ended the call, or does not know the request.
@@ -75,6 +78,7 @@ async def watch(
         explain=explain,
         outcomes=outcomes,
         request=about,
+        candidates_interval_seconds=candidates_interval_s,
     )
     channel = Channel(address.host, address.port, ssl=tls)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -41,6 +42,7 @@ class Watcher:
     num_ends: int = 0
     _followed: set[str] = field(default_factory=set)  # picks of the one request, to be ended
     _models: frozenset[str] = frozenset()
+    _candidates_wall_s: float = -inf  # of the last decision that was sent with all candidates
     _num_sent_bytes: int = 0
 
     def receive(self, message: bytes) -> None:
@@ -59,11 +61,12 @@ class Watcher:
         self._models = frozenset(self.request.models)
         self.begin(self)
 
-    def start(self, sequence: int, num_ended: int) -> None:
-        """Start after a decision, and after the last outcome or an earlier one, as asked for."""
+    def start(self, sequence: int, num_ended: int, num_gone: int) -> None:
+        """Start after a decision, and after the last outcome or an earlier one that is not gone, as
+        asked for."""
         self.sequence, self.num_ends = sequence, num_ended
         if self.request.HasField("after_outcome"):
-            self.num_ends = min(self.request.after_outcome, num_ended)
+            self.num_ends = max(num_gone, min(self.request.after_outcome, num_ended))
 
     @property
     def explains(self) -> bool:
@@ -84,6 +87,14 @@ class Watcher:
         """Return whether the end of `record` is to be sent with it: it will not come as news."""
         is_news = self.wants_outcomes and record.end_number > self.num_ends
         return record.end is not None and not is_news
+
+    def takes_candidates(self, wall_s: float) -> bool:
+        """Return whether a decision of this wall time, which is sent next, has all candidates."""
+        interval_s: int = self.request.candidates_interval_seconds
+        is_due = abs(wall_s - self._candidates_wall_s) >= interval_s
+        if is_due:
+            self._candidates_wall_s = wall_s
+        return is_due
 
     def follow(self, record: DecisionRecord, *, ends: bool) -> None:
         """Remember whether the one request has been sent with its end."""

@@ -365,6 +365,10 @@ class _Moment(Struct, eq=False):
     before: dict[int, _Taken] = {}
     newer: _Moment | None = None
 
+    def row_of(self, address: str) -> int:
+        """Return an endpoint's row; -1 if it has none."""
+        return self._columns.rows.get(address, -1)
+
     def taken(self, row: int) -> _Taken:
         """Return a row as it was then."""
         moment: _Moment | None = self
@@ -398,6 +402,14 @@ class Candidates(Sequence[EndpointView]):
     def forget(self) -> None:
         """Keep nothing: a request may last long, and many have the state of all endpoints."""
         self._moment, self._rows, self._views = None, (), ()
+
+    def find(self, address: str) -> EndpointView | None:
+        """Return the view of one of them, without a look at the others; None if it is not among
+        them."""
+        if self._views is not None:
+            return next((view for view in self._views if view.address == address), None)
+        row = -1 if self._moment is None else self._moment.row_of(address)
+        return self._view(row) if row in self._rows else None
 
     @property
     def views(self) -> _Views:

@@ -17,8 +17,10 @@ import yaml
 from aiohttp import web
 
 from extproc.commands.up import givenpods as up_pods
+from extproc.commands.up.files import UpFiles
 from extproc.config.configfile import parse_config
 from extproc.lab.fakepod.podserver import PodConfig, start_pod
+from extproc.peers.keys import read_keys
 from extproc.stack.processes import free_port
 from extproc.stack.stack import find_envoy
 from tests.commandline import error_line, invoke, output_of
@@ -70,6 +72,7 @@ def router_config(*arguments: str) -> Any:
         (["--pod", "10.0.0.7:80", "--host", "here"], "--host here: must be an IP address"),
         (["--pod", "10.0.0.7:80", "--fake-pods", "2"], "--fake-pods starts its own"),
         (["--print", "--fake-pods", "2"], "--fake-pods starts its own"),
+        (["--print", "--routers", "2"], "--print prints the files of one router"),
     ],
 )
 def test_wrong_options_are_refused_on_one_line(arguments: list[str], message: str) -> None:
@@ -197,6 +200,25 @@ def test_a_gateway_on_a_usual_port_of_the_router_moves_the_router() -> None:
     config = router_config("--pod", "10.0.0.7:8000", "--port", "9090")
 
     assert config["admin"]["address"] == "127.0.0.1:9091"
+
+
+def test_several_routers_have_a_key_of_the_run_and_ports_that_differ_from_the_gateway_s(
+    tmp_path: Path,
+) -> None:
+    files = UpFiles.make(
+        *("127.0.0.1", 9003, "", None, None, None), num_routers=3, is_printed=True
+    ).with_key(tmp_path)
+    configs = [parse_config(yaml.safe_dump(files.config((), number))) for number in range(3)]
+    addresses = ("127.0.0.1:9002", "127.0.0.1:9004", "127.0.0.1:9005")
+
+    assert tuple(each.server.address for each in configs) == addresses
+    assert len({each.admin.address for each in configs}) == 3
+    (peers,) = {each.peers for each in configs}
+    assert peers is not None
+    assert peers.static == addresses
+    assert peers.key_file is not None
+    assert len(read_keys(peers.key_file)) == 1
+    assert all(address.split(":")[1] in files.bootstrap() for address in addresses)
 
 
 def test_the_page_s_commands_split_what_is_printed_into_the_two_files(tmp_path: Path) -> None:

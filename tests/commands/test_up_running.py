@@ -20,12 +20,13 @@ import yaml
 
 from extproc.files.tls import server_context
 from extproc.lab.fakepod.podserver import PodConfig, build_app, start_pod
-from extproc.stack.processes import free_port
+from extproc.stack.processes import free_port, get_page
 from tests.adapters.test_adapterfiles import write as write_adapter
 from tests.commandline import Command, commands, error_line, invoke, output_of, snippets
 from tests.fakepods import running_pod
 from tests.pki import Pki
 from tests.servers import serving_app
+from tests.waiting import eventually
 
 slow = pytest.mark.timeout(180)
 POLICY_THAT_WARNS = """
@@ -57,6 +58,13 @@ async def ended(command: Command) -> int:
     status = await asyncio.to_thread(command.process.wait)
     await asyncio.to_thread(command.wait_until_gone)
     return status
+
+
+def kill(command: Command, pattern: str) -> None:
+    """Kill the one process whose command line has the pattern."""
+    lines = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in command.processes()}
+    (pid,) = (pid for pid, line in lines.items() if re.search(pattern, line))
+    os.kill(pid, signal.SIGKILL)
 
 
 @asynccontextmanager
@@ -251,6 +259,37 @@ async def test_it_serves_pods_with_certificates(
         )
 
 
+@pytest.mark.e2e
+@slow
+async def test_several_routers_serve_requests_and_tell_each_other_of_them(
+    start: Callable[..., Command],
+) -> None:
+    async with pods("sql") as [address]:
+        up = start("--pod", address, "--routers", "2")
+        await wait_for(up, "reply.choices")
+        request = re.search(r"curl (\S+/completions)", up.output)
+        assert request
+        url, body = request[1], {"model": "sql", "prompt": "hi", "max_tokens": 1}
+        admins = re.findall(r"live page +(\S+)/", up.output)
+        targets = re.findall(r"decisions +.* watch (\S+)", up.output)
+        assert (len({*admins}), len({*targets})) == (2, 2)
+
+        async with aiohttp.ClientSession() as http:
+
+            async def all_have_heard_of_picks() -> bool:
+                async with http.post(url, json=body) as response:
+                    assert response.status == 200
+                pages = [await get_page(f"{admin}/metrics") for admin in admins]
+                heard = r'^extproc_told_picks_total\{direction="in"\} [1-9]'
+                return all(re.search(heard, page or "", re.M) for page in pages)
+
+            await eventually(all_have_heard_of_picks)
+
+    kill(up, "router-2-")
+    assert await ended(up) == 1
+    assert "router-2: ended with status -9" in up.output
+
+
 @pytest.mark.few(1)
 @pytest.mark.e2e
 @slow
@@ -261,11 +300,7 @@ async def test_if_a_process_dies_it_says_so_with_its_log_and_ends(
     async with pods("sql") as [address]:
         up = start("--pod", address)
         await wait_for(up, "reply.choices")
-        (pid,) = (
-            pid for pid in up.processes() if program in Path(f"/proc/{pid}/cmdline").read_text()
-        )
-        os.kill(pid, signal.SIGKILL)
-
+        kill(up, program)
         assert await ended(up) == 1
     name = "router" if program == "serve" else "envoy"
     said = up.output.split("# Ctrl-C")[1]

@@ -200,6 +200,7 @@ async def test_a_router_s_decisions_are_written_and_lost_connections_counted() -
         target = f"127.0.0.1:{port}"
         async with beside(record_all([target], recording, out, seconds=600)):
             await eventually(lambda: service._watchers)
+            assert service._watchers[0].request.candidates_interval_seconds > 0
             service.publish(first)
             service.ended(Ended(first.decision, Outcome.COMPLETED), 1.0)
             await eventually(lambda: recording.num_requests)

@@ -239,6 +239,71 @@ def test_an_end_of_a_decision_that_is_forgotten_is_news_all_the_same() -> None:
     assert not service._in_flight
 
 
+def test_a_watcher_gets_all_candidates_once_in_its_interval_and_else_the_chosen_one() -> None:
+    service = DecisionsService()
+    brief, _ = watch(service, candidates_interval_seconds=2)
+    usual, _ = watch(service)
+    for number in range(5):
+        service.publish(DecisionRecord(chosen(number), WALL_S + number, 0.0))
+
+    assert [*map(candidates_of, brief.sent)] == [2, 1, 2, 1, 2]
+    assert [*map(candidates_of, usual.sent)] == [2] * 5
+    first, second = map(decisions_pb2.Decision.FromString, brief.sent[:2])
+    assert second.pick.candidates[0] == first.pick.candidates[0]
+    assert second.pick.candidates[0].address == second.pick.endpoints[0]
+
+
+def candidates_of(message: bytes) -> int:
+    return len(decisions_pb2.Decision.FromString(message).pick.candidates)
+
+
+def unread(service: DecisionsService, num: int) -> None:
+    for _ in range(num):
+        publish(service, chosen(99))
+
+
+def test_what_nobody_reads_is_counted_and_not_remembered() -> None:
+    service = DecisionsService(num_kept=0)
+    decision = publish(service, chosen())
+    end(service, decision)
+
+    assert (service.num_published, service.num_ended) == (1, 1)
+    assert (service.newest(9), service._in_flight, [*service._ends]) == ([], {}, [])
+    call, _ = watch(service, outcomes=True)
+    end(service, publish(service, chosen(2)))
+    assert told(call) == [(2, ""), (0, "completed")]
+
+
+def test_a_reader_has_decisions_remembered_that_are_not_kept_for_others() -> None:
+    service = DecisionsService(num_kept=0)
+    with service.reading():
+        publish(service, chosen())
+        assert len(service.newest(9)) == 1
+        assert service.last(9) == []
+    unread(service, 2)
+
+    assert service.newest(9) == []
+
+
+def test_a_watcher_that_comes_again_gets_the_outcomes_that_it_missed_where_none_are_kept() -> None:
+    service = DecisionsService(num_kept=0)
+    call, session = watch(service, outcomes=True)
+    decision = publish(service, chosen())
+    session.closed()
+    end(service, decision)
+    unread(service, MIN_BEHIND)
+    again, soon = watch(service, outcomes=True, after_sequence=1, after_outcome=0)
+    soon.closed()
+    unread(service, MIN_BEHIND + 1)
+    end(service, decision)
+    late, _ = watch(service, outcomes=True, after_sequence=1, after_outcome=0)
+
+    assert told(call) == [(1, "")]
+    assert told(again) == [(0, "completed")]
+    assert told(late) == []
+    assert service.newest(9) == []
+
+
 @pytest.mark.parametrize("by", ["pick-2", "request-2"])
 def test_one_request_that_has_ended_is_told_and_the_call_ends(by: str) -> None:
     service = DecisionsService()

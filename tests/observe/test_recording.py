@@ -190,6 +190,14 @@ def test_the_last_line_has_the_pods_with_their_slots() -> None:
     assert summary(recording)["num_requests"] == 2
 
 
+def test_a_pod_has_its_name_where_its_request_was_told_with_other_candidates() -> None:
+    recording = plain()
+    end = ended(1, served_by="10.0.0.2:8000", served_by_name="pod-2")
+    (row,) = rows(text_of(recording, picked(1), end))
+
+    assert row["pod"] == "pod-2"
+
+
 def test_tokens_that_no_router_told_are_by_the_bytes_of_those_that_it_told() -> None:
     recording = plain()
     for number in range(1, 100):  # 200 bytes a token

@@ -270,6 +270,22 @@ def test_candidates_are_viewed_as_they_were() -> None:
     assert candidates != 7
 
 
+def test_one_candidate_is_found_by_its_address_as_it_was_and_none_that_is_no_candidate() -> None:
+    views = [endpoint_view(number, num_pending=number) for number in (1, 2, 3)]
+    addresses = [each.address for each in views]
+    made = Shown(views)
+    candidates = made.columns.candidates([0, 2])
+    made.set(2, endpoint_view(3, num_pending=9))
+    found = [views[0], None, views[2]]
+
+    assert [*map(candidates.find, addresses)] == found
+    assert candidates.find("elsewhere") is None
+    assert candidates.views[1].address == addresses[2]
+    assert [*map(candidates.find, addresses)] == found
+    candidates.forget()
+    assert [*map(candidates.find, addresses)] == [None] * 3
+
+
 def test_an_adapter_that_has_no_requests_is_counted_off_without_effect() -> None:
     columns = columns_of([endpoint_view(1, pending_by_adapter={"a": 1})])
     before = shown(columns)

@@ -57,6 +57,14 @@ def up(
         Path | None,
         typer.Option(help="PEM file with the CAs of the certificates of https pods."),
     ] = None,
+    routers: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=16,
+            help="Start so many routers, which tell each other their picks, behind the one Envoy.",
+        ),
+    ] = 1,
     max_cpu_loras: Annotated[
         int | None,
         typer.Option(
@@ -85,6 +93,8 @@ def up(
         raise failure(
             "--fake-pods starts its own: it goes with none of --pod, --max-cpu-loras and --print"
         )
+    if print_files and routers > 1:
+        raise failure("--print prints the files of one router: it does not go with --routers")
     with ExitStack() as alone:
         try:
             given = parse_pods(pod or (), ca_file)
@@ -92,6 +102,7 @@ def up(
                 alone.enter_context(start_alone())
             plan = UpFiles.make(
                 *(host, port, policy, api_key_file, ca_file, max_cpu_loras),
+                num_routers=routers,
                 adapters=AdapterFolder.open(adapters) if adapters else None,
                 is_printed=print_files,
             )

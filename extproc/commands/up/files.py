@@ -1,13 +1,14 @@
-"""The two files of `extproc up`: the router's configuration and Envoy's bootstrap."""
+"""The files of `extproc up`: each router's configuration and Envoy's bootstrap."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -37,25 +38,27 @@ class UpFiles:
 
     Attributes:
         listen: `host:port` of the gateway.
-        router: `host:port` of the router's gRPC services.
-        admin: `host:port` of the router's admin port.
+        routers: `host:port` of each router's gRPC services.
+        admins: `host:port` of each router's admin port.
         envoy_admin: `host:port` of Envoy's admin interface.
         policy: Its name.
         api_key_file: The pods' API key.
         ca_file: The CAs of the pods' certificates; None for plain HTTP.
         max_cpu_loras: Adapters in each pod's CPU cache; None for as many as slots.
         adapters: The declared adapters, to which HTTP may add; None for none.
+        key_file: The key by which the routers know each other; None for a single one.
     """
 
     listen: Address
-    router: str
-    admin: str
+    routers: Sequence[str]
+    admins: Sequence[str]
     envoy_admin: str
     policy: str
     api_key_file: Path | None
     ca_file: Path | None
     max_cpu_loras: int | None
     adapters: AdapterFolder | None = None
+    key_file: Path | None = None
 
     @classmethod
     def make(
@@ -67,6 +70,7 @@ class UpFiles:
         ca_file: Path | None,
         max_cpu_loras: int | None,
         *,
+        num_routers: int = 1,
         adapters: AdapterFolder | None = None,
         is_printed: bool,
     ) -> UpFiles:
@@ -83,18 +87,18 @@ class UpFiles:
             listen = Address.parse(str(Address(str(ip_address(host)), port)))
         except ValueError:
             raise ValueError(f"--host {host}: must be an IP address") from None
-        usual = (_ROUTER_PORT, _ADMIN_PORT, _ENVOY_ADMIN_PORT)
-        ports = [each + (each == port) for each in usual]
+        ports = _usual_ports(num_routers, apart_from=port)
         if not is_printed:
             check_port(listen.host, port)
             ports = [_free(each) for each in ports]
-        router, admin, envoy_admin = (f"{_LOOPBACK}:{each}" for each in ports)
+        *of_routers, envoy_admin = (f"{_LOOPBACK}:{each}" for each in ports)
+        routers, admins = of_routers[:num_routers], of_routers[num_routers:]
         key, ca = (path and path.absolute() for path in (api_key_file, ca_file))
         name = policy or PolicyConfig().name
-        return cls(listen, router, admin, envoy_admin, name, key, ca, max_cpu_loras, adapters)
+        return cls(listen, routers, admins, envoy_admin, name, key, ca, max_cpu_loras, adapters)
 
-    def config(self, pods: Sequence[ListedPod]) -> dict[str, Any]:
-        """Return the router's configuration."""
+    def config(self, pods: Sequence[ListedPod], number: int = 0) -> dict[str, Any]:
+        """Return the configuration of the router with this number, of those from 0."""
         static = [
             {"address": pod.address, "name": pod.name} if pod.name else pod.address for pod in pods
         ]
@@ -105,9 +109,11 @@ class UpFiles:
             common |= {"tls": True, "ca_file": str(self.ca_file)}
         if self.api_key_file is not None:
             common["api_key_file"] = str(self.api_key_file)
+        peers = {"static": [*self.routers], "key_file": str(self.key_file)}
         return {
-            "server": {"address": self.router},
-            "admin": {"address": self.admin},
+            "server": {"address": self.routers[number]},
+            "admin": {"address": self.admins[number]},
+            **({"peers": peers} if self.key_file else {}),
             "discovery": {"static": static},
             **({"pods": common} if common else {}),
             **({"adapters": self.adapters.config()} if self.adapters else {}),
@@ -121,10 +127,19 @@ class UpFiles:
             BootstrapOptions(
                 listen=str(self.listen),
                 admin=self.envoy_admin,
-                routers=(self.router,),
+                routers=tuple(self.routers),
+                shared_access_log=True,
                 pod_tls=TlsFiles(str(self.ca_file)) if self.ca_file else None,
             )
         )
+
+    def with_key(self, folder: Path) -> UpFiles:
+        """Return the plan with a new key in this folder, if there are several routers."""
+        if len(self.routers) == 1:
+            return self
+        key_file = folder / "peers.key"
+        key_file.write_text(f"{secrets.token_urlsafe()}\n", encoding="ascii")
+        return replace(self, key_file=key_file)
 
     def access(self) -> PodAccess:
         """Return what our own requests to pods need.
@@ -150,6 +165,16 @@ def start_alone() -> Iterator[None]:
         os.close(folder)
 
 
+def _usual_ports(num_routers: int, *, apart_from: int) -> list[int]:
+    """Return the routers' ports, those of their admin ports, and Envoy's."""
+    counts = {_ROUTER_PORT: num_routers, _ADMIN_PORT: num_routers, _ENVOY_ADMIN_PORT: 1}
+    return [
+        port
+        for first, count in counts.items()
+        for port in [each for each in range(first, first + count + 1) if each != apart_from][:count]
+    ]
+
+
 def _free(usual: int) -> int:
     """Return the usual port, or a free one if that is taken."""
     try:
@@ -160,7 +185,7 @@ def _free(usual: int) -> int:
 
 
 def check(plan: UpFiles, pods: Sequence[ListedPod]) -> None:
-    """Check the router's configuration as its start does.
+    """Check the first router's configuration as its start does: the others differ in ports.
 
     Raises:
         ConfigError: There are mistakes, a line each.

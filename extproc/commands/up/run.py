@@ -10,6 +10,8 @@ import shlex
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import typer
@@ -27,7 +29,7 @@ from extproc.stack.processes import (
     get_page,
     until_signalled,
 )
-from extproc.stack.stack import ServeProcess, Stack, find_envoy
+from extproc.stack.stack import Stack, find_envoy
 
 SLOTS = 3
 """Adapter slots of a fake pod, as in the demo."""
@@ -48,7 +50,9 @@ def run(
     """
     try:
         find_envoy()
-        return asyncio.run(until_signalled(_run(plan, pods, num_fake_pods, on_started)))
+        with TemporaryDirectory(prefix="extproc-up-") as folder:
+            shared = plan.with_key(Path(folder))
+            return asyncio.run(until_signalled(_run(shared, pods, num_fake_pods, on_started)))
     except SignalledError as error:
         return 128 + error.number
     except StackError as error:
@@ -68,15 +72,22 @@ async def _run(
         failures = await ask((pod.address for pod in pods), plan.access())
         for address, error in failures.items():
             typer.echo(f"{address} does not list its models: {cause(error)}", err=True)
-        router = await stack.start_router(plan.config(pods))
+        await _start_routers(stack, plan, pods)
         await stack.start_envoy(plan.bootstrap(), keeps_ports=True)
         # What answered on their ports may have been other processes.
         _check_running(stack)
         on_started()
-        typer.echo(_places(plan, router, pods))
+        typer.echo(_places(plan, pods))
         return await _stay(stack, plan)
     finally:
         await stack.close()
+
+
+async def _start_routers(stack: Stack, plan: UpFiles, pods: Sequence[ListedPod]) -> None:
+    numbers = range(len(plan.routers))
+    names = [f"router-{number + 1}" for number in numbers] if len(numbers) > 1 else ["router"]
+    configs = [plan.config(pods, number) for number in numbers]
+    await asyncio.gather(*map(stack.start_router, configs, names))
 
 
 async def _stay(stack: Stack, plan: UpFiles) -> int:
@@ -144,13 +155,15 @@ def _url(plan: UpFiles) -> str:
     return f"http://{replace(plan.listen, host=here)}/v1"
 
 
-def _places(plan: UpFiles, router: ServeProcess, pods: Sequence[ListedPod]) -> str:
+def _places(plan: UpFiles, pods: Sequence[ListedPod]) -> str:
+    routers = "".join(
+        f"\n  live page   http://{admin}/\n  decisions   {own_command()} watch {router}"
+        for router, admin in zip(plan.routers, plan.admins, strict=True)
+    )
     return f"""
   pods        {listed([pod.name or pod.address for pod in pods], _MAX_NAMES)}
   policy      {plan.policy}
-  gateway     {_url(plan)}
-  live page   {router.admin_url}/
-  decisions   {own_command()} watch {router.address}"""
+  gateway     {_url(plan)}{routers}"""
 
 
 def _snippets(plan: UpFiles, cards: Sequence[dict[str, Any]]) -> str:
@@ -187,7 +200,7 @@ def _declaring(plan: UpFiles) -> str:
     """Return how another adapter is declared, with a name and a folder to fill in."""
     if plan.adapters is None:
         return ""
-    token, url = shlex.quote(str(plan.adapters.token_file)), f"http://{plan.admin}/v1/adapters"
+    token, url = shlex.quote(str(plan.adapters.token_file)), f"http://{plan.admins[0]}/v1/adapters"
     body = {"name": "NAME", "source": str(plan.adapters.path / "NAME")}
     new = plan.adapters.declared
     line = f"  declared    {listed(new, _MAX_NAMES)}\n" if new else ""

@@ -476,6 +476,14 @@ class WatchRequest(betterproto2.Message):
     and its outcome as soon as that is known. Sets `outcomes`.
     """
 
+    candidates_interval_seconds: "int" = betterproto2.field(
+        10, betterproto2.TYPE_UINT32
+    )
+    """
+    A pick has all its candidates in the first decision that is sent in each so many seconds; in
+    the others it has the chosen one alone. 0: it always has all.
+    """
+
 
 default_message_pool.register_message("extproc.v1", "WatchRequest", WatchRequest)
 
