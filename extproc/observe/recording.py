@@ -28,6 +28,8 @@ COLUMNS = (
 """Of each line. `arrival_s` counts from the first decision, the others from the arrival."""
 REFUSED, OPEN = "refused", "open"
 """How a request ended that got no pod, and one whose end the record does not have."""
+MISSED, RESTARTS, BREAKS = LACKS = "num_decisions_missed", "num_restarts", "num_lost_connections"
+"""What a record lacks, by router, as its last line has it."""
 MAX_OPEN = 100_000
 """Requests in flight that are remembered; the oldest beyond them is written as `OPEN`."""
 STREAM_BYTES_PER_TOKEN = 160.0
@@ -59,16 +61,6 @@ class RecordNames:
 
 
 @dataclass(slots=True)
-class _Router:
-    """What was heard of a router: the last number of its decisions, and calls that broke off."""
-
-    sequence: int = 0
-    num_missed: int = 0
-    num_restarts: int = 0
-    num_breaks: int = 0
-
-
-@dataclass(slots=True)
 class Recording:
     """Makes the lines of a record of the decisions that it is given, and counts what is missing.
 
@@ -88,10 +80,8 @@ class Recording:
     _ends: Counter[str] = field(default_factory=Counter)
     _num_guessed: int = 0  # responses without tokens by a router
     _stream_bytes: float = STREAM_BYTES_PER_TOKEN
-    _routers: list[_Router] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._routers = [_Router() for _ in range(self.num_routers)]
+    _sequences: dict[int, int] = field(default_factory=dict)  # the last one of each router
+    _lacks: Counter[tuple[str, int]] = field(default_factory=Counter)  # what, of which router
 
     def head(self) -> str:
         """Return the first line, with the names of the columns."""
@@ -99,13 +89,13 @@ class Recording:
 
     def broke_off(self, router: int) -> None:
         """Count a call that a router ended, or a connection that was lost."""
-        self._routers[router].num_breaks += 1
+        self._lacks[BREAKS, router] += 1
 
     def lines(self, router: int, decision: Decision) -> Iterator[str]:
         """Yield the lines of the requests that a router's message ends."""
         decided_s = self._seconds(decision)
         if decision.sequence:
-            self._count(self._routers[router], decision.sequence)
+            self._count(router, decision.sequence)
         if decision.pick is not None:
             self._note_pods(decision.pick, decided_s)
             self._open[decision.pick.id] = router, decided_s, decision.pick
@@ -125,9 +115,10 @@ class Recording:
 
     def says(self) -> str:
         """Say what the record has and what it lacks, for people."""
-        missed = sum(each.num_missed for each in self._routers)
-        restarts = sum(each.num_restarts for each in self._routers)
-        breaks = sum(each.num_breaks for each in self._routers)
+        routers = range(self.num_routers)
+        missed, restarts, breaks = (
+            sum(self._lacks[what, router] for router in routers) for what in LACKS
+        )
         return (
             f"{self.num_requests} requests on {len(self._pods)} pods: {self._ends[REFUSED]} "
             f"refused, {self._ends[OPEN]} without an end, {self._num_guessed} whose tokens no "
@@ -145,12 +136,8 @@ class Recording:
             "ends": dict(self._ends),
             "pods": list(self._pods.values()),
             "routers": [
-                {
-                    "num_decisions_missed": each.num_missed,
-                    "num_restarts": each.num_restarts,
-                    "num_lost_connections": each.num_breaks,
-                }
-                for each in self._routers
+                {what: self._lacks[what, router] for what in LACKS}
+                for router in range(self.num_routers)
             ],
         }
 
@@ -160,12 +147,13 @@ class Recording:
             self._began_wall_s = wall_s
         return wall_s - self._began_wall_s
 
-    def _count(self, router: _Router, sequence: int) -> None:
-        if router.sequence and sequence <= router.sequence:
-            router.num_restarts += 1
-        elif router.sequence:
-            router.num_missed += sequence - router.sequence - 1
-        router.sequence = sequence
+    def _count(self, router: int, sequence: int) -> None:
+        before = self._sequences.get(router)
+        if before is not None and sequence <= before:
+            self._lacks[RESTARTS, router] += 1
+        elif before is not None:
+            self._lacks[MISSED, router] += sequence - before - 1
+        self._sequences[router] = sequence
 
     def _note_pods(self, pick: Pick, decided_s: float) -> None:
         """Remember the pods that there are. A pick's candidates are those that could take it, or of

@@ -36,6 +36,7 @@ from extproc.request.jsonsmall import (
     PROMPT,
     SMALL_BYTES,
     STEERING,
+    AllMembers,
     Members,
     max_tokens,
     num_sequences,
@@ -333,7 +334,7 @@ class Incoming(Struct, eq=False):
         else:
             self._members, num_bytes = None, self._num_bytes
             prompt, self._prompt = self._prompt, ()
-            is_one = members.n is members.best_of is None and type(members) is Members
+            is_one = members.n is members.best_of is None and not isinstance(members, AllMembers)
             num = 1 if is_one else num_sequences(members)
             most_tokens = max_tokens(members)
         hashes: tuple[int, ...] = ()

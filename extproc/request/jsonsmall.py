@@ -32,7 +32,7 @@ _NOTHING = msgspec.Raw()
 
 class Members(msgspec.Struct, gc=False):
     """Narrow types, so that decoding stops at the first byte of a huge list for a name; then the
-    prompt's parts, and `steering.FIELDS`, as they stand in the body."""
+    prompt's parts as they stand in the body. What is decoded has `steering.FIELDS`, too."""
 
     model: str | None = None
     previous_response_id: str | None = None
@@ -49,16 +49,6 @@ class Members(msgspec.Struct, gc=False):
     messages: msgspec.Raw = _NOTHING
     prompt: msgspec.Raw = _NOTHING
     input: msgspec.Raw = _NOTHING
-    kv_transfer_params: msgspec.Raw = _NOTHING
-    ec_transfer_params: msgspec.Raw = _NOTHING
-    priority: msgspec.Raw = _NOTHING
-    bootstrap_host: msgspec.Raw = _NOTHING
-    bootstrap_port: msgspec.Raw = _NOTHING
-    bootstrap_room: msgspec.Raw = _NOTHING
-    bootstrap_pair_key: msgspec.Raw = _NOTHING
-    routed_dp_rank: msgspec.Raw = _NOTHING
-    data_parallel_rank: msgspec.Raw = _NOTHING
-    disagg_prefill_dp_rank: msgspec.Raw = _NOTHING
 
 
 class AllMembers(Members, gc=False):
@@ -73,9 +63,10 @@ class AllMembers(Members, gc=False):
 
 
 PROMPT = slice(8, 15)
-STEERING = slice(15, 25)
-_LISTS = slice(25, 31)
+_LISTS = slice(15, 21)
 """Of the fields of `AllMembers`."""
+STEERING = slice(-len(FIELDS), None)
+"""Of the fields of what is decoded."""
 NO_STEERING = (_NOTHING,) * len(FIELDS)
 LISTS = ("messages", "prompt", "input", *AllMembers.__struct_fields__[_LISTS])
 """Fields that may have a list of prompts: of completions, embeddings, a batch of chats, scores."""
@@ -89,10 +80,11 @@ Decoders = tuple[Callable[[bytes | memoryview], Any], ...]
 
 def decoders(fields: Iterable[str] = ()) -> Decoders:
     """Return decoders of bodies whose members are to have these further fields, as written."""
-    further = [(name, msgspec.Raw, _NOTHING) for name in fields]
-    kinds: list[Any] = [AllMembers, Members]
-    if further:
-        kinds = [msgspec.defstruct("Fields", further, bases=(kind,), gc=False) for kind in kinds]
+    further = [(name, msgspec.Raw, _NOTHING) for name in (*fields, *FIELDS)]
+    kinds = [
+        msgspec.defstruct("Fields", further, bases=(kind,), gc=False)
+        for kind in (AllMembers, Members)
+    ]
     return tuple([msgspec.json.Decoder(kind).decode for kind in kinds])
 
 

@@ -26,7 +26,14 @@ from extproc.pods.columns import Candidates, Columns
 from extproc.rejections import STORED_RESPONSE, asleep, no_endpoints, policy_failed
 from extproc.routing.admission import AdmissionSettings, Ranks, admit, fitting
 from extproc.routing.policies import Policy
-from extproc.routing.policies.rows import RowChoice, affinity_of, next_rows, row_chooser
+from extproc.routing.policies.rows import (
+    RowChoice,
+    RowChooser,
+    affinity_of,
+    next_rows,
+    row_chooser,
+)
+from extproc.routing.trial import RAISED, PolicyTrial
 from extproc.types import Choice, EndpointView, Pick, Rejection, RequestInfo, Snapshot, Wait
 
 _STATEFUL_PATHS = NO_PATH, RESPONSES_PATH
@@ -53,18 +60,23 @@ OnPolicyError = Callable[[str, Exception], None]
 """Called with the name of a policy and what it raised, or what is wrong with its choice."""
 
 
+_Named = tuple[str, Policy, RowChooser | None]
+"""A policy, its name, and its choice by rows if it has one."""
+
+
 class Picker:
-    """Asks `policy`, the one in force; remembers the endpoints of sessions.
+    """Asks `policy`, the one in force, or for its requests one on trial; remembers the endpoints of
+    sessions.
 
     Args:
         fallback: The name and the policy that is asked where that one fails; None for none.
+        on_trial: A policy on trial and which requests it decides; where it fails, `policy` does.
         on_policy_error: Told of each failure; None lets it out of `pick`.
-        sessions: Where another picker remembers the endpoints of sessions; None for of its own.
 
     Attributes:
-        uses_cached_bytes: The policy weighs `RequestInfo.cached_bytes`. A session is then no reason
-            of its own where the prompt has hashes, unless the endpoint may store the responses that
-            a request refers to.
+        uses_cached_bytes: A policy weighs `RequestInfo.cached_bytes`. For that policy a session is
+            no reason of its own where the prompt has hashes, unless the endpoint may store the
+            responses that a request refers to.
     """
 
     def __init__(
@@ -77,14 +89,14 @@ class Picker:
         settings: PickerSettings | None = None,
         admission: AdmissionSettings | None = None,
         fallback: tuple[str, Policy] | None = None,
+        on_trial: tuple[Policy, PolicyTrial] | None = None,
         on_policy_error: OnPolicyError | None = None,
-        sessions: OrderedDict[str, str] | None = None,
     ) -> None:
         self._rng = rng
         self._next_id = next_id
         self._on_policy_error = on_policy_error
-        self._sessions = OrderedDict[str, str]() if sessions is None else sessions
-        self.configure(policy, policy_name, settings, admission, fallback)
+        self._sessions = OrderedDict[str, str]()
+        self.configure(policy, policy_name, settings, admission, fallback, on_trial)
 
     def configure(
         self,
@@ -93,41 +105,38 @@ class Picker:
         settings: PickerSettings | None = None,
         admission: AdmissionSettings | None = None,
         fallback: tuple[str, Policy] | None = None,
+        on_trial: tuple[Policy, PolicyTrial] | None = None,
     ) -> None:
         """Apply other policies and other thresholds from the next request on."""
-        self.policy, self._policy_name = policy, policy_name
-        self.uses_cached_bytes = getattr(policy, "uses_cached_bytes", False) is True
+        self.policy = policy
         self._settings = settings or PickerSettings()
         self._admission = admission or AdmissionSettings()
         named = [(policy_name, policy)] if fallback is None else [(policy_name, policy), fallback]
-        self._policies = [(name, each, row_chooser(each)) for name, each in named]
+        self._policies: list[_Named] = [(name, each, row_chooser(each)) for name, each in named]
+        self._with_tried, self._trial = self._policies, None if on_trial is None else on_trial[1]
+        if on_trial is not None:
+            tried, trial = on_trial
+            self._with_tried = [(trial.name, tried, row_chooser(tried)), *self._policies]
+        self.uses_cached_bytes = _weighs_cache(policy) or _weighs_cache(self._with_tried[0][1])
         self._num_more = self._settings.num_fallbacks or self._settings.num_alternates
         self._has_ranks = self._admission.ranks != Ranks()
 
-    def beside(self, policy: Policy, policy_name: str) -> Picker:
-        """Return the picker of a policy on trial: with the same settings and sessions, and without
-        what keeps errors in."""
-        return Picker(
-            policy,
-            policy_name,
-            rng=self._rng,
-            next_id=self._next_id,
-            settings=self._settings,
-            admission=self._admission,
-            sessions=self._sessions,
-        )
-
     def unserved(self, request: RequestInfo, rejection: Rejection | None) -> None:
-        """Nothing is on trial (`TrialPicker`)."""
+        """Count a request that got an error of ours for a trial; None for one whose client left the
+        queue."""
+        if self._trial is not None:
+            self._trial.unserved(request, rejection)
 
     def kind_of(self, request: RequestInfo) -> Hashable:
         """Return what a held request has in common with those that the policy answers alike; None
         where it may answer each as it likes."""
-        if getattr(self.policy, "waits_alike", False) is not True:
+        policies = self._asked(request)
+        if getattr(policies[0][1], "waits_alike", False) is not True:
             return None
-        session, decides = self._session(request)
+        session, decides = self._session(request, policies)
         own = session if decides and session in self._sessions else None
-        return request.model, request.subset, own, request.claim, request.num_sequences
+        arm = policies is self._policies
+        return arm, request.model, request.subset, own, request.claim, request.num_sequences
 
     def pick(
         self,
@@ -162,15 +171,16 @@ class Picker:
             rows = [columns.rows[view.address] for view in views]
         session: str | None = None
         choice: RowChoice | Wait | Rejection | None = None
+        policies = self._policies if self._trial is None else self._asked(request)
         if request.session is not None:
-            session, stays = self._session(request)
+            session, stays = self._session(request, policies)
             own = columns.rows.get(self._sessions.get(session or "", ""), -1)
             choice = RowChoice(own, "session") if stays and own in rows else None
-        name = self._policy_name
+        name = policies[0][0]
         if choice is None:
             if not request.model:
                 return STORED_RESPONSE
-            name, choice = self._decide(columns, rows, views, request, now, num_routers)
+            name, choice = self._decide(policies, columns, rows, views, request, now, num_routers)
         if not isinstance(choice, RowChoice):
             return choice
         views = choice.views or views
@@ -266,19 +276,26 @@ class Picker:
         found = fitting(_usable(resorts, request), request, self._admission)
         return [] if isinstance(found, Rejection) else [v for v in found if not v.has_flaw]
 
-    def _session(self, request: RequestInfo) -> tuple[str | None, bool]:
+    def _asked(self, request: RequestInfo) -> Sequence[_Named]:
+        """Return the policies to be asked one after the other, the first that of the request's
+        arm."""
+        is_tried = self._trial is not None and self._trial.tries(request)
+        return self._with_tried if is_tried else self._policies
+
+    def _session(self, request: RequestInfo, policies: Sequence[_Named]) -> tuple[str | None, bool]:
         """Return the name that the request's session is remembered by, and whether it decides.
 
         One that follows what is cached is remembered apart: stored responses do not move with it.
         """
         session = request.session
         is_stored = request.path in _STATEFUL_PATHS or not request.model
-        if session is None or is_stored or not self.uses_cached_bytes:
+        if session is None or is_stored or not _weighs_cache(policies[0][1]):
             return session, True
         return f"{session} cached", not request.prefix_hashes
 
     def _decide(
         self,
+        policies: Sequence[_Named],
         columns: Columns,
         rows: Sequence[int],
         views: tuple[EndpointView, ...],
@@ -286,8 +303,8 @@ class Picker:
         now: float,
         num_routers: int,
     ) -> tuple[str, RowChoice | Wait | Rejection]:
-        """Ask the policy, and where it fails its fallback; return whose choice it is, and what."""
-        for name, policy, choose_row in self._policies:
+        """Ask a policy, and where it fails the next one; return whose choice it is, and what."""
+        for number, (name, policy, choose_row) in enumerate(policies):
             try:
                 if choose_row is not None:
                     return name, choose_row(columns, rows, request, now, self._rng)
@@ -300,13 +317,19 @@ class Picker:
                 if self._on_policy_error is None:
                     raise
                 self._on_policy_error(name, error)
-        return self._policy_name, policy_failed(request.client_model)
+                if self._trial is not None and not number and policies is self._with_tried:
+                    self._trial.ended(request, RAISED)
+        return name, policy_failed(request.client_model)
 
     def _remember(self, session: str, address: str) -> None:
         self._sessions[session] = address
         self._sessions.move_to_end(session)
         while len(self._sessions) > self._settings.max_sessions:
             self._sessions.popitem(last=False)
+
+
+def _weighs_cache(policy: Policy) -> bool:
+    return getattr(policy, "uses_cached_bytes", False) is True
 
 
 def give_up_s(request: RequestInfo, max_hold_s: float) -> float:

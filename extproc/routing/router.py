@@ -21,7 +21,6 @@ from extproc.routing.catalog import Catalog
 from extproc.routing.modelroutes import ModelRoutes
 from extproc.routing.models import Models
 from extproc.routing.picker import FULL_WAIT_S, Picker, give_up_s
-from extproc.routing.trial import TrialPicker
 from extproc.types import (
     ModelCard,
     Pick,
@@ -52,7 +51,7 @@ class Router:
     """
 
     pool: Pool
-    picker: Picker | TrialPicker
+    picker: Picker
     queue: HoldQueue
     catalog: Catalog
     max_hold_s: float = 60.0
@@ -61,10 +60,6 @@ class Router:
 
     def __post_init__(self) -> None:
         self.models = Models(self.pool, self.catalog, self.routes)
-
-    def follow(self, picker: Picker | TrialPicker) -> None:
-        """Ask another picker from the next request on."""
-        self.picker = picker
 
     @property
     def uses_cached_bytes(self) -> bool:

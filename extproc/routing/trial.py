@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Container, Hashable
+from collections.abc import Callable
 from hashlib import blake2b
 
 from extproc.learned.sequential import FAILURES, FIRST_TOKENS, LATENESS, MEASURES, Judge, Verdict
-from extproc.pods.columns import Columns
-from extproc.routing.picker import Picker
-from extproc.types import Outcome, Pick, Rejection, RequestInfo, Wait
+from extproc.types import Outcome, Rejection, RequestInfo
 
 ACTING, TRIAL = ARMS = "acting", "trial"
 """Who decides."""
@@ -108,6 +106,13 @@ class PolicyTrial:
         if self._judge.verdict is not None:
             self._on_worse(self._judge.verdict)
 
+    def unserved(self, request: RequestInfo, rejection: Rejection | None) -> None:
+        """Count a request that got an error of ours; None for one whose client left the queue."""
+        if rejection is None:
+            self.ended(request, LEFT, in_time=False)
+        elif rejection.status == 429 or rejection.status >= 500:
+            self.ended(request, REJECTED)
+
     def _unit(self, request: RequestInfo) -> str:
         """Return what has one arm for all its requests; "" for a request alone."""
         return request.claim.tenant if self._by_tenant else request.session or ""
@@ -122,66 +127,3 @@ class PolicyTrial:
         if len(self._counted) > MAX_UNITS * len(MEASURES):
             del self._counted[next(iter(self._counted))]
         return True
-
-
-class TrialPicker:
-    """Asks the policy on trial for requests of its arm, and the acting one for all others.
-
-    Args:
-        acting: The picker of the acting policy.
-        tried: That of the policy on trial, which raises what its policy raises.
-        on_error: Told of that.
-
-    Attributes:
-        policy: The acting one.
-        uses_cached_bytes: As a picker has it, of either.
-    """
-
-    def __init__(
-        self,
-        acting: Picker,
-        tried: Picker,
-        trial: PolicyTrial,
-        on_error: Callable[[str, Exception], None],
-    ) -> None:
-        self._acting, self._tried, self._trial, self._on_error = acting, tried, trial, on_error
-        self.policy = acting.policy
-        self.uses_cached_bytes = acting.uses_cached_bytes or tried.uses_cached_bytes
-
-    def kind_of(self, request: RequestInfo) -> Hashable:
-        """Return as a picker does; requests of different arms have nothing in common."""
-        is_tried = self._trial.tries(request)
-        kind = (self._tried if is_tried else self._acting).kind_of(request)
-        return None if kind is None else (is_tried, kind)
-
-    def pick(
-        self,
-        columns: Columns,
-        request: RequestInfo,
-        kept: Container[str] = (),
-        *,
-        now: float,
-        num_routers: int = 1,
-        max_hold_s: float = 0.0,
-    ) -> Pick | Rejection | Wait:
-        """Choose as a picker does."""
-
-        def ask(picker: Picker) -> Pick | Rejection | Wait:
-            return picker.pick(
-                columns, request, kept, now=now, num_routers=num_routers, max_hold_s=max_hold_s
-            )
-
-        if self._trial.tries(request):
-            try:
-                return ask(self._tried)
-            except Exception as error:  # whatever a policy of somebody's raises
-                self._on_error(self._trial.name, error)
-                self._trial.ended(request, RAISED)
-        return ask(self._acting)
-
-    def unserved(self, request: RequestInfo, rejection: Rejection | None) -> None:
-        """Count a request that got an error of ours; None for one whose client left the queue."""
-        if rejection is None:
-            self._trial.ended(request, LEFT, in_time=False)
-        elif rejection.status == 429 or rejection.status >= 500:
-            self._trial.ended(request, REJECTED)

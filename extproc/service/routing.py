@@ -31,7 +31,7 @@ from extproc.routing.picker import Picker
 from extproc.routing.policies import BUILT_IN, Policy
 from extproc.routing.rewrites import Rewrites, Rule
 from extproc.routing.router import Router
-from extproc.routing.trial import PolicyTrial, TrialPicker
+from extproc.routing.trial import PolicyTrial
 from extproc.service.clocks import Clocks
 from extproc.types import Endpoint, Snapshot
 
@@ -81,7 +81,6 @@ class Routing:
             observer=telling,
         )
         self.attainment, self.arms = Attainment(config.admin.slo_ttft_s), ArmRecorder()
-        self._tried: Policy | None = None
         self._config = config
         self._declared_routes: Sequence[ModelRoute] = ()
         self._declared_rules: Sequence[Rule] = ()
@@ -90,6 +89,7 @@ class Routing:
         self._clock = clocks.clock
         # The policy in force counts from 0, so that its first failure is an increase.
         self.num_policy_failures = Counter({config.policy.name: 0})
+        self._on_trial = self._begin(config)
         self.next_id = pick_ids(router_id)
         self._picker = Picker(
             policy,
@@ -99,6 +99,7 @@ class Routing:
             settings=configured.picker_settings(config),
             admission=configured.admission_settings(config),
             fallback=_make_fallback(config),
+            on_trial=self._on_trial,
             on_policy_error=self._on_policy_error,
         )
         self.routes = ModelRoutes(configured.model_routes(config), config.admission.priorities)
@@ -118,7 +119,7 @@ class Routing:
             spelling=Spelling(self.router.card, joins),
         )
         self.router.models.aliases.configure(self.rewrites.aliases)
-        self._follow_trial(config, make_tried(config), is_new=True)
+        self._follow_trial()
 
     def configure(self, config: Config) -> None:
         """Apply the live fields of a changed configuration; warn of groups that it leaves out.
@@ -129,44 +130,46 @@ class Routing:
         policy, before = config.policy, self._config.policy
         is_same = (policy.name, policy.args) == (before.name, before.args)
         is_same_trial = is_same and policy.trial == before.trial
-        tried = self._tried if is_same_trial else make_tried(config)
+        on_trial = self._on_trial if is_same_trial else self._begin(config)
         self._picker.configure(
             self._picker.policy if is_same else make_policy(config),
             policy.name,
             configured.picker_settings(config),
             configured.admission_settings(config),
             _make_fallback(config),
+            on_trial,
         )
         self.router.queue.configure(configured.queue_settings(config))
         self.pool.configure(configured.pool_settings(config), configured.outlier_settings(config))
         self.attainment.configure(config.admin.slo_ttft_s)
         self.num_policy_failures[config.policy.name] += 0
-        self._follow_trial(config, tried, is_new=not is_same_trial)
+        if not is_same_trial:
+            self._on_trial = on_trial
+            self._follow_trial()
         self._config = config
         self.declare(self._declared_routes, self._declared_rules)
         self._warn_of_unknown_groups()
         self.router.queue.freed(self._clock())
 
-    def _follow_trial(self, config: Config, tried: Policy | None, *, is_new: bool) -> None:
-        """Try a policy on requests beside the one in force, or none."""
-        self._tried, settings = tried, config.policy.trial
-        if is_new:
-            self.arms.follow(None if settings is None else self._begin(settings))
-        trial, picker = self.arms.trial, self._picker
-        if tried is None or trial is None:
-            self.router.follow(picker)
-            return
-        self.num_policy_failures[trial.name] += 0
-        beside = picker.beside(tried, trial.name)
-        self.router.follow(TrialPicker(picker, beside, trial, self._on_policy_error))
+    def _begin(self, config: Config) -> tuple[Policy, PolicyTrial] | None:
+        """Make the policy on trial, and its trial; None where there is none.
 
-    def _begin(self, settings: TrialConfig) -> PolicyTrial:
-        return PolicyTrial(
-            settings.name,
-            settings.share,
-            by_tenant=settings.by == "tenant",
-            on_worse=partial(self.arms.found_worse, settings.name),
-        )
+        Raises:
+            ConfigError: It cannot be loaded.
+        """
+        tried, settings = make_tried(config), config.policy.trial
+        if tried is None or settings is None:
+            return None
+        on_worse, by_tenant = partial(self.arms.found_worse, settings.name), settings.by == "tenant"
+        trial = PolicyTrial(settings.name, settings.share, by_tenant=by_tenant, on_worse=on_worse)
+        return tried, trial
+
+    def _follow_trial(self) -> None:
+        """Record for the trial that has begun, or for none."""
+        trial = None if self._on_trial is None else self._on_trial[1]
+        self.arms.follow(trial)
+        if trial is not None:
+            self.num_policy_failures[trial.name] += 0
 
     def declare(self, routes: Sequence[ModelRoute], rules: Sequence[Rule]) -> None:
         """Replace the routes and the rules that come from outside the configuration."""

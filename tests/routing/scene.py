@@ -50,12 +50,6 @@ def picker(
     )
 
 
-def picker_in(made: Router) -> Picker:
-    """The picker of a router without a trial."""
-    assert isinstance(made.picker, Picker)
-    return made.picker
-
-
 def ask(
     made: Router, tenant: str = "", num_sequences: int = 1, *, now: float = 0.0, **fields: Any
 ) -> Pick | Rejection | Ticket:

@@ -31,7 +31,7 @@ from extproc.routing.modelroutes import ModelRoute
 from extproc.types import Hints, ModelCard, Pick, Reason, Rejection, RequestInfo, Wait
 from tests.builders import BASE, address, base_card, endpoint, report, request, routing
 from tests.otherrouters import OtherRouter
-from tests.routing.scene import ask, picker_in, queued, refused, routed
+from tests.routing.scene import ask, queued, refused, routed
 
 SQL = Declaration("sql", "/adapters/sql")
 
@@ -206,7 +206,7 @@ def test_one_whose_pods_are_all_full_is_told_so() -> None:
     scene = Scene(SQL)
     scene.lists(1, ("sql", "/adapters/sql"))
     scene.tick()
-    picker = picker_in(scene.router)
+    picker = scene.router.picker
     full = AdmissionSettings(max_pending=1)
     picker.configure(picker.policy, "founding", admission=full)
     scene.picked("sql")
@@ -461,7 +461,7 @@ def test_one_that_is_held_needs_the_least_of_what_pods_have_of_it() -> None:
 
 def test_prompts_that_one_version_has_cached_are_not_those_of_another() -> None:
     scene = Scene(Declaration("sql", "/adapters/sql-1", "1"), num_pods=1)
-    picker_in(scene.router).uses_cached_bytes = True
+    scene.router.picker.uses_cached_bytes = True
     scene.lists(1, ("sql@1", "/adapters/sql-1"))
     scene.tick()
     hashes = prefix_hashes("sql", bytes(2048))

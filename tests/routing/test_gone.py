@@ -15,7 +15,7 @@ from extproc.routing.router import Router
 from extproc.tenancy import Claim
 from extproc.types import Pick, Reason, Rejection, RequestInfo, Wait
 from tests.builders import BASE, address, cards, endpoint, report, request
-from tests.routing.scene import Slots, picker_in, queued, refused, routed, router
+from tests.routing.scene import Slots, queued, refused, routed, router
 
 NO_ENDPOINTS = (503, Reason.NO_ENDPOINTS)
 EMPTY = frozenset({"10.9.9.9:8000"})
@@ -109,7 +109,7 @@ def test_after_its_patience_a_request_is_sent_to_who_was_gone_or_gets_503() -> N
 
 def test_one_whose_endpoint_is_back_at_the_last_moment_and_full_is_one_too_many() -> None:
     made = router(1)
-    picker_in(made).configure(Slots(0), "slots")
+    made.picker.configure(Slots(0), "slots")
     lose(made, 1)
     waiting = held(made)
     made.pool.record_models(address(1), cards("a"), now=60.0)

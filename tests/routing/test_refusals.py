@@ -20,7 +20,7 @@ from extproc.routing.router import Router
 from extproc.tenancy import Claim
 from extproc.types import Pick, Rejection
 from tests.builders import BASE, address, cards, endpoint, report
-from tests.routing.scene import Slots, ask, picker_in, router
+from tests.routing.scene import Slots, ask, router
 
 WAIT_S = 5.0
 NOBODY = (503, "no_endpoints", "rejected-no-endpoints")
@@ -69,7 +69,7 @@ class Scene:
 def scene(num_slots: int = 1, **parts: Any) -> Scene:
     """Pods that have room for so many requests each."""
     made = router(1, 2, **parts)
-    picker_in(made).configure(Slots(num_slots), "slots")
+    made.picker.configure(Slots(num_slots), "slots")
     return Scene(made)
 
 

@@ -33,7 +33,7 @@ from extproc.types import (
 )
 from tests.builders import address, cards, completion, endpoint, report, request
 from tests.otherrouters import OtherRouter
-from tests.routing.scene import Slots, picker_in, refused, routed
+from tests.routing.scene import Slots, refused, routed
 from tests.routing.scene import router as router_of
 
 HOLD_S = QueueSettings().slot_hold_s
@@ -70,7 +70,7 @@ class Held:
 def router(num: int = 1, parts: Mapping[str, Any] | None = None, **policy: Any) -> Router:
     """A router over endpoint 1, which has room for `num` requests."""
     made = router_of(1, **(parts or {}))
-    picker_in(made).configure(Slots(num, **policy), "slots")
+    made.picker.configure(Slots(num, **policy), "slots")
     return made
 
 
@@ -99,7 +99,7 @@ class NoTime(Slots):
 @pytest.mark.parametrize("until_s", [None, "9", nan])
 def test_a_wait_until_a_time_that_is_none_ends_its_request_and_is_not_queued(until_s: Any) -> None:
     made, _ = full()
-    picker_in(made).configure(NoTime(until_s=until_s), "no_time")
+    made.picker.configure(NoTime(until_s=until_s), "no_time")
 
     with pytest.raises(ValueError, match="policy no_time waits until"):
         ask(made)
@@ -208,7 +208,7 @@ class OneSlot:
 
 def test_a_slot_that_another_router_s_request_left_is_kept_for_a_moment() -> None:
     made = router_of(1)
-    picker_in(made).configure(OneSlot(), "one_slot")
+    made.picker.configure(OneSlot(), "one_slot")
     made.pool.record_models(address(1), cards("a", "b"), now=0.0)
     other = OtherRouter(made.pool)
     made.pool.record_report(address(1), report(max_loras=1), taken_at_s=0.0)
@@ -239,7 +239,7 @@ def test_what_another_router_serves_counts_for_its_tenant_here() -> None:
         ask(made, hints=Hints(fairness_id=tenant), session=tenant) for tenant in ("much", "little")
     ]
     other.start(claim=Claim(tenant="much"), tokens=1000.0)
-    picker_in(made).configure(Slots(3), "slots")
+    made.picker.configure(Slots(3), "slots")
     made.queue.freed(LATER_S)
     made.offer(now=LATER_S)
 
@@ -272,7 +272,7 @@ def test_a_policy_is_asked_again_when_it_said_without_a_word_from_outside() -> N
     times: list[float] = []
     made, _first = full(parts={"at": times.append}, until_s=5.0)
     held = ask(made)
-    picker_in(made).configure(Slots(2), "slots")
+    made.picker.configure(Slots(2), "slots")
     made.offer(now=4.9)
     too_early = held.num_wakes
     made.offer(now=5.0)
@@ -313,7 +313,7 @@ def without_slot() -> tuple[Router, Pick, Held, Callable[[float], Held]]:
     asked for in vain, and how to ask as one that has the first."""
     made = router()
     made.pool.record_models(address(1), cards("greedy", "other", "modest"), now=0.0)
-    picker_in(made).configure(AdapterSlots(2), "slots")
+    made.picker.configure(AdapterSlots(2), "slots")
 
     def ask_as(tenant: str, now: float) -> Held:
         return ask(made, now, model=tenant, hints=Hints(fairness_id=tenant))
@@ -341,7 +341,7 @@ def test_a_request_that_a_slot_is_kept_from_goes_to_an_endpoint_without_such_a_s
     made.pool.set_endpoints([endpoint(1), endpoint(2)])
     made.pool.record_models(address(2), cards("greedy", "other", "modest"), now=LATER_S)
     made.pool.record_report(address(2), report(), taken_at_s=LATER_S)
-    picker_in(made).configure(FirstWithRoom(), "room")
+    made.picker.configure(FirstWithRoom(), "room")
 
     asked = request("greedy", hints=Hints(fairness_id="greedy"), arrived_at_s=LATER_S)
     _, result = made.choose(asked, now=LATER_S)
@@ -530,7 +530,7 @@ def test_a_first_token_is_wanted_by_the_request_s_objective_or_else_the_policy_s
     claim: Claim, policy_s: float | None, objective_s: float | None
 ) -> None:
     made, _first = full()
-    picker_in(made).configure(Slots(ttft_s=policy_s), "slots")
+    made.picker.configure(Slots(ttft_s=policy_s), "slots")
 
     ticket = ask(made, now=2.5, arrived_at_s=2.0, claim=claim).ticket
 

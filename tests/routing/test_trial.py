@@ -9,9 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from extproc.learned.sequential import Verdict
+from extproc.pods.peerpicks import pick_ids
 from extproc.queue import Ticket
 from extproc.routing import trial as trial_module
-from extproc.routing.policies import Policy
+from extproc.routing.picker import Picker
+from extproc.routing.policies import Founding, Policy
 from extproc.routing.router import Router
 from extproc.routing.trial import (
     LEFT,
@@ -19,7 +21,6 @@ from extproc.routing.trial import (
     REJECTED,
     TTFT_BOUNDS_S,
     PolicyTrial,
-    TrialPicker,
 )
 from extproc.types import Choice, Hints, Outcome, RequestInfo, Snapshot, Wait
 from tests.builders import fill, report, request, routing
@@ -54,16 +55,16 @@ class Scene:
         self.verdicts: list[Verdict] = []
         self.errors: list[str] = []
         self.trial = PolicyTrial("mine", share, by_tenant=by_tenant, on_worse=self.verdicts.append)
-        acting = picker()
-        self.picker = TrialPicker(
-            acting,
-            acting.beside(policy or Tried(), "mine"),
-            self.trial,
-            lambda name, error: self.errors.append(f"{name}: {error}"),
+        self.picker = Picker(
+            Founding(),
+            "policy",
+            rng=random.Random(0),
+            next_id=pick_ids("r"),
+            on_trial=(policy or Tried(), self.trial),
+            on_policy_error=lambda name, error: self.errors.append(f"{name}: {error}"),
         )
-        self.router: Router = routing(acting)
+        self.router: Router = routing(self.picker)
         fill(self.router.pool, 1, 2, load=report())
-        self.router.follow(self.picker)
 
     def of(self, arm: str, number: int = 0, **fields: object) -> RequestInfo:
         """The `number`th request of an arm."""
