@@ -32,6 +32,16 @@ async def until(service: Service, name: str, num: float = 1) -> None:
     await eventually(is_so)
 
 
+async def until_warned(service: Service, about: str) -> None:
+    """Route requests until health warns of it, as it does until another process has begun."""
+
+    async def is_so() -> bool:
+        assert (await clients.route(service.channel, "a")).destination
+        return [each.startswith(about) for each in await service.warnings()] == [True]
+
+    await eventually(is_so)
+
+
 @pytest.mark.parametrize("name", ["Raises", "Naps", "Hangs", "Eats", "Exits", "Prints"])
 async def test_requests_are_answered_whatever_it_does(name: str, pods: list[RunningPod]) -> None:
     policy = shadowed(name, max_choice_s=0.2, max_memory_bytes=256 * 2**20)
@@ -42,8 +52,7 @@ async def test_requests_are_answered_whatever_it_does(name: str, pods: list[Runn
     async with serving(configuration(pods, policy=policy)) as service:
         await until(service, wanted)
         if is_lost:
-            (warning,) = await service.warnings()
-            assert warning.startswith("policy.shadow: tests.observe.shadowrules:")
+            await until_warned(service, "policy.shadow: tests.observe.shadowrules:")
         assert await service.metric("extproc_observer_errors_total") == 0
         assert await service.metric("extproc_policy_failures_total") == 0
 
