@@ -141,7 +141,7 @@ STUBS: Final[Mapping[str, Sequence[tuple[str, Any]]]] = {
     "decisions": (("recorder.decisions.ended", None),),
     "speeds": (
         ("extproc.pods.flights:probe_of", lambda *_, **__: None),
-        ("routing.pool.speeds.record_first_token", None),
+        ("routing.pool.speeds.had_first_token", None),
     ),
     "prefixes": (("routing.router.picker.uses_cached_bytes", False),),
 }

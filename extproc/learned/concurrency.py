@@ -90,24 +90,22 @@ class EndpointRoom:
         self._most_new_s = _NEVER_S
         self._num_due: float = START  # picks with which the next report is due
 
-    def begin(self, picked_at_s: float, num: int = 1) -> bool:
+    def picked(self, num: int, at_s: float) -> bool:
         """Count a pick of any router that tells us, of so many sequences; return whether the next
         report is due, so that more can follow."""
         self._num_new += num
-        if picked_at_s > self._before_s:
+        if at_s > self._before_s:
             self._num_young += num
         return self._num_new - self._num_run >= self._num_due
 
-    def end(
-        self, picked_at_s: float, num: int = 1, took_s: float | None = None, num_ended: int = 1
-    ) -> None:
-        """Count the end of such picks; `took_s` is for how long they had their places, in the mean,
-        if they had some."""
-        if picked_at_s > self._before_s:
+    def ended(self, num: int, num_ended: int, took_s: float | None, at_s: float) -> None:
+        """Count the end of picks that were made at `at_s`, of so many sequences together. `took_s`
+        is for how long they had their places, in the mean, if they had some."""
+        if at_s > self._before_s:
             num_young = self._num_young - num
             self._num_young = num_young if num_young > 0 else 0
         if took_s is not None:
-            self._num_run += num if picked_at_s > self._asked_s else 0
+            self._num_run += num if at_s > self._asked_s else 0
             kept, took_s2 = LONG_KEPT if num_ended == 1 else LONG_KEPT**num_ended, took_s * took_s
             self._took_s = took_s + kept * (self._took_s - took_s)
             self._took_s2 = took_s2 + kept * (self._took_s2 - took_s2)
@@ -124,9 +122,9 @@ class EndpointRoom:
         num_since: Callable[[float], int],
         *,
         num_requests: int,
-        asked_at_s: float,
-        taken_at_s: float,
         next_s: float = START_S,
+        asked_at_s: float,
+        now: float,
     ) -> None:
         """Record a report.
 
@@ -138,10 +136,10 @@ class EndpointRoom:
         before, self._report = self._report, report
         self._num_deferred = _num_deferred(report)
         num_waiting = report.num_waiting - self._num_deferred
-        is_old = taken_at_s >= self._most_new_s + FORGET_S
+        is_old = now >= self._most_new_s + FORGET_S
         num_new = round(self._num_new / max(1.0, (asked_at_s - self._asked_s) / next_s))
         if num_waiting <= 0 and (is_old or num_new > self._most_new):
-            self._most_new, self._most_new_s = num_new, taken_at_s
+            self._most_new, self._most_new_s = num_new, now
         self._num_new, self._num_run = num_since(asked_at_s), 0
         least = round(START * max(1.0, next_s / START_S))
         self._most_open = max(least, 2 * self._most_new) - num_waiting
@@ -151,9 +149,9 @@ class EndpointRoom:
             if _num_tokens_each(before, report) >= NUM_STEPS:
                 self._before_s = self._asked_s
             if num_waiting > 0 and num_waiting > num_since(self._moved_s):
-                self._limit_to(report.num_running, taken_at_s)
+                self._limit_to(report.num_running, now)
             elif num_waiting <= 0 and self.limit is not None:
-                self._grow(report.num_running, taken_at_s)
+                self._grow(report.num_running, now)
         self._asked_s = asked_at_s
         self._num_due = self._most_open / 2 if self.limit is None else inf
         self._num_seen = report.num_running + report.num_waiting
@@ -288,9 +286,9 @@ class Fullness:
         """Whether it has refused nothing of late."""
         return self.limit is None and not self._open
 
-    def reported(self, num_unfinished: int, *, now: float) -> None:
+    def reported(self, report: LoadReport, *, now: float) -> None:
         """Record how many unfinished requests its report shows."""
-        half = int(now // (SHOWN_S / 2))
+        num_unfinished, half = report.num_running + report.num_waiting, int(now // (SHOWN_S / 2))
         if half > self._half:
             self._shown_before = self._shown if half == self._half + 1 else 0
             self._half, self._shown = half, 0
@@ -306,8 +304,8 @@ class Fullness:
         elif len(self._open) < MAX_OPEN:
             self._open[pick_id] = num_pending, now
 
-    def settle(self, pick_id: str, *, was_taken: bool) -> None:
-        """Record that the request ended: another endpoint took it, or none did."""
+    def ended(self, pick_id: str, *, was_taken: bool) -> None:
+        """Record that a request that it refused ended: another endpoint took it, or none did."""
         num_pending, at_s = self._open.pop(pick_id, (0, None))
         if was_taken and at_s is not None:
             self._limit_to(num_pending, at_s)
@@ -318,7 +316,7 @@ class Fullness:
             return
         taken = [each for each, (_, at_s) in self._open.items() if asked_at_s - at_s >= TAKEN_S]
         for pick_id in taken:
-            self.settle(pick_id, was_taken=True)
+            self.ended(pick_id, was_taken=True)
         if self.limit is None or taken or asked_at_s <= self._since_s + self._hold_s:
             return
         self.limit, self._has_grown = self.limit + self._step, True

@@ -54,12 +54,12 @@ class Decoding:
     """One endpoint's decode speed.
 
     Attributes:
-        learned: Result; None before the first window.
+        decode: Its speed; None before the first window.
         unseen_s: Time since the last window in which requests ran and could not be counted.
     """
 
     def __init__(self) -> None:
-        self.learned: Decode | None = None
+        self.decode: Decode | None = None
         self.unseen_s = 0.0
         self._last: LoadReport | None = None
         self._alone_s = inf
@@ -69,16 +69,14 @@ class Decoding:
         self._tokens = 0
         self._num_windows = 0.0  # that are not forgotten
 
-    def record(
-        self, report: LoadReport, *, taken_at_s: float, has_run_through: bool = True
-    ) -> None:
+    def reported(self, report: LoadReport, *, has_run_through: bool = True, now: float) -> None:
         """Record a report of the same endpoint, later than the last one.
 
         Args:
             has_run_through: A request has run ever since that one.
         """
-        before, seconds = self._last, taken_at_s - self._at_s
-        self._last, self._at_s = report, taken_at_s
+        before, seconds = self._last, now - self._at_s
+        self._last, self._at_s = report, now
         if before is None or before.generated_tokens is None or report.generated_tokens is None:
             return
         num_tokens = report.generated_tokens - before.generated_tokens
@@ -113,9 +111,7 @@ class Decoding:
         index = bisect_right(progress, (at_s, inf))
         begin_s, begin = progress[index - 1]
         if index == len(progress):
-            return (
-                begin if self.learned is None else begin + (at_s - begin_s) / self.learned.token_s
-            )
+            return begin if self.decode is None else begin + (at_s - begin_s) / self.decode.token_s
         end_s, end = progress[index]
         return begin + (end - begin) * (at_s - begin_s) / (end_s - begin_s)
 
@@ -144,13 +140,13 @@ class Decoding:
         self._begin_window()
 
     def _learn(self, running: float, token_s: float) -> None:
-        mean = self.learned or Decode(running, token_s)
+        mean = self.decode or Decode(running, token_s)
         if running <= MAX_ALONE:
             self._alone_s = min(self._alone_s, token_s)
         self._num_windows = self._num_windows * _KEPT + 1
         share = 1 / self._num_windows
         beyond_s = min(token_s, MAX_RISE * mean.token_s) - mean.token_s
-        self.learned = Decode(
+        self.decode = Decode(
             mean.num_running + share * (running - mean.num_running),
             mean.token_s + share * beyond_s,
             0.0 if self._alone_s == inf else self._alone_s,

@@ -74,7 +74,6 @@ class Expected:
         self,
         report: LoadReport,
         *,
-        now: float,
         is_new: bool,
         num_known: int,
         num_picks: int,
@@ -84,6 +83,7 @@ class Expected:
         stood_s: float,
         unseen_s: float,
         limit: int | None,
+        now: float,
     ) -> None:
         """Judge a report that has been recorded.
 

@@ -150,8 +150,8 @@ class Outliers:
 
     # --- events -----------------------------------------------------------------------------
 
-    def begin(self, address: str, *, now: float) -> int:
-        """Record that a request is sent there. Return the `trial` to pass to `end`."""
+    def picked(self, address: str, *, now: float) -> int:
+        """Record that a request is sent there. Return the `trial` to pass to `ended`."""
         record = self._records[address]
         if record.cause is None:
             if record.num_row >= NUM_SUSPECT and record.suspect_s > -inf:
@@ -161,35 +161,39 @@ class Outliers:
             return 0
         return record.begin_trial()
 
-    def end(
+    def ended(
         self,
         address: str,
         verdict: Evidence,
         like: Like,
         *,
-        now: float,
-        ended_s: float | None = None,
+        model: str = "",
         trial: int = 0,
         num_bytes: int = SHORT_BYTES,
         sent_at_s: float = inf,
         outlived_s: float = -inf,
+        ended_s: float | None = None,
+        now: float,
     ) -> None:
         """Record the end of a request there; an endpoint that has left is not judged.
 
         It ended at `ended_s` (None for `now`), which was reported at `now`. Ejections begin at
-        `now`, so that clocks that disagree do not shorten them. `trial` is the result of `begin`,
+        `now`, so that clocks that disagree do not shorten them. `trial` is the result of `picked`,
         `num_bytes` the length of what it has served. It was sent at `sent_at_s`; `outlived_s` is
-        when the newest one was sent that is in flight there and was sent before.
+        when the newest one was sent that is in flight there and was sent before. A 404 of its own
+        to a request that named a `model` is judged once the endpoint has `listed` its models.
         """
         if (record := self._records.get(address)) is None:
             return
         ended_s = now if ended_s is None else ended_s
-        if (
-            verdict is not _SERVED
-            and verdict in _BREAKS
-            and self._comparison.is_rare_elsewhere(record.own)
-        ):
-            record.broke_s = max(record.broke_s, ended_s)
+        if verdict is not _SERVED:
+            if verdict is Evidence.NOT_FOUND and model:
+                if len(record.doubts) == MAX_DOUBTS:
+                    self._settle(address, record, Evidence.NONE, ended_s)
+                record.doubts.append(_Doubt(model, like, ended_s, trial, sent_at_s, outlived_s))
+                return
+            if verdict in _BREAKS and self._comparison.is_rare_elsewhere(record.own):
+                record.broke_s = max(record.broke_s, ended_s)
         if not self._settings.enabled:
             return
         is_trial = record.cause is not None and trial == record.serial
@@ -228,25 +232,7 @@ class Outliers:
             return False
         return self._comparison.is_hollow(record.own, address, kind, num_bytes, is_text=is_text)
 
-    def doubt(
-        self,
-        address: str,
-        model: str,
-        like: Like,
-        *,
-        ended_s: float,
-        trial: int,
-        sent_at_s: float = inf,
-        outlived_s: float = -inf,
-    ) -> None:
-        """Record a 404 of its own to a request for a model; `record_models` tells what it shows."""
-        if (record := self._records.get(address)) is None:
-            return
-        record.doubts.append(_Doubt(model, like, ended_s, trial, sent_at_s, outlived_s))
-        if len(record.doubts) > MAX_DOUBTS:
-            self._settle(address, record, Evidence.NONE, ended_s)
-
-    def record_models(
+    def listed(
         self, address: str, models: Container[str], *, asked_at_s: float, now: float
     ) -> None:
         """Judge the 404s for models by the endpoint's later list: it has failed models that it
@@ -257,20 +243,7 @@ class Outliers:
             is_listed = record.doubts[0].model in models
             self._settle(address, record, Evidence.FAILED if is_listed else Evidence.NONE, now)
 
-    def _settle(self, address: str, record: _Record, verdict: Evidence, now: float) -> None:
-        doubt = record.doubts.popleft()
-        self.end(
-            address,
-            verdict,
-            doubt.like,
-            now=now,
-            ended_s=doubt.ended_s,
-            trial=doubt.trial,
-            sent_at_s=doubt.sent_at_s,
-            outlived_s=doubt.outlived_s,
-        )
-
-    def record_answer(self, address: str, *, asked_at_s: float) -> None:
+    def answered(self, address: str, *, asked_at_s: float) -> None:
         """Record that the endpoint answered a call of our own, begun at `asked_at_s`."""
         record = self._records[address]
         record.asked_s = max(record.asked_s, asked_at_s)
@@ -282,7 +255,7 @@ class Outliers:
         record = self._records.get(address)
         return record is not None and record.asked_s > since_s
 
-    def record_restart(self, address: str, *, now: float) -> None:
+    def restarted(self, address: str, *, now: float) -> None:
         """Record that a new process has started there: end the ejection, begin the trial."""
         self._records[address].restart(now)
 
@@ -306,6 +279,19 @@ class Outliers:
         return is_ejected and record.is_out(now), has_broken, is_suspect, ends_s, is_well
 
     # --- inside -----------------------------------------------------------------------------
+
+    def _settle(self, address: str, record: _Record, verdict: Evidence, now: float) -> None:
+        doubt = record.doubts.popleft()
+        self.ended(
+            address,
+            verdict,
+            doubt.like,
+            trial=doubt.trial,
+            sent_at_s=doubt.sent_at_s,
+            outlived_s=doubt.outlived_s,
+            ended_s=doubt.ended_s,
+            now=now,
+        )
 
     def _ends_row(self, record: _Record, like: Like, num_bytes: int, sent_at_s: float) -> bool:
         """Return whether what an endpoint has served shows that it has ceased to fail."""

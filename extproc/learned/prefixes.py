@@ -86,7 +86,7 @@ class KvCache(Struct, eq=False, gc=False):
     computed_bytes: int = 0
     kept_bytes: float = KEPT_RATIO * BYTES_PER_TOKEN * DEFAULT_KV_CACHE_TOKENS
 
-    def compute(self, num_bytes: int) -> None:
+    def picked(self, num_bytes: int) -> None:
         """Count what was sent there to be computed."""
         self.computed_bytes += num_bytes
 

@@ -73,14 +73,14 @@ class Prompts:
         """Replace the costs: what is to be computed from now on takes as long."""
         self.costs = costs
 
-    def add(
+    def picked(
         self,
         pick_id: str | int,
         num_bytes: int,
+        num: int,
+        load_s: float,
         at_s: float,
         now: float,
-        load_s: float = 0.0,
-        num: int = 1,
     ) -> None:
         """Add the prompts of `num` requests that were sent at `at_s`, unless they are old, and one
         load."""
@@ -104,7 +104,7 @@ class Prompts:
                 return num_bytes
         return 0
 
-    def computed(self, sent_at_s: float, *, now: float) -> None:
+    def had_first_token(self, sent_at_s: float, *, now: float) -> None:
         """Record that a request that was sent then had its first token at `now`, and so those that
         were sent before."""
         num = 0
@@ -118,17 +118,21 @@ class Prompts:
         if self.done_s > now:
             self.done_s = min(self.done_s, self._run(now))
 
-    def end(self, pick_id: str, *, has_run: bool) -> None:
-        """Forget a request that has ended, with a first token if it has run, or is elsewhere."""
+    def ended(self, pick_id: str, has_run: bool, now: float) -> None:
+        """Forget a request that has ended, with a first token if it has run, or is elsewhere, as is
+        known at `now`."""
         prompt = self._ahead.pop(pick_id, None)
         if prompt is not None:
-            num = prompt.num
-            self._ahead_bytes -= num * prompt.num_bytes
+            self._ahead_bytes -= prompt.num * prompt.num_bytes
             self._ahead_s = self._ahead_s - prompt.load_s if self._ahead else 0.0
             if has_run:
-                self._num_counted += num
+                self._num_counted += prompt.num
+        if self.done_s > now:
+            self.bound(now)
 
-    def ended(self, num: int, from_s: float, until_s: float, now: float, has_run: bool) -> None:
+    def ended_between(
+        self, num: int, has_run: bool, from_s: float, until_s: float, now: float
+    ) -> None:
         """Forget so many requests of other routers, that were sent between two times."""
         found, num_left = [], num
         for number, prompt in self._ahead.items():
@@ -150,11 +154,9 @@ class Prompts:
 
     def bound(self, now: float) -> None:
         """Take all prompts but those that are known to be ahead for computed by now."""
-        if self.done_s > now:
-            costs = self.costs
-            done_s = now + self._ahead_bytes * costs.prompt_s_per_byte + self._ahead_s
-            if done_s < self.done_s:
-                self.done_s = done_s
+        done_s = now + self._ahead_bytes * self.costs.prompt_s_per_byte + self._ahead_s
+        if done_s < self.done_s:
+            self.done_s = done_s
 
     def reported(self, report: LoadReport, *, asked_at_s: float, now: float) -> None:
         """Correct what is ahead by a report, true at some moment from `asked_at_s` to `now`."""
@@ -176,8 +178,8 @@ class Prompts:
             waits_s = asked_at_s + self._newest_s(num_waiting, asked_at_s)
             self.done_s = max(self.done_s, min(waits_s, now + MAX_QUEUE_S))
 
-    def forget(self) -> None:
-        """Take all prompts for gone: the process restarted."""
+    def restarted(self) -> None:
+        """Take all prompts for gone."""
         self.done_s = -inf
         self._ahead.clear()
         self._ahead_bytes, self._ahead_s = 0, 0.0

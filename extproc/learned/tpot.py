@@ -94,7 +94,7 @@ class Tpots:
         """The learned sizes, by route."""
         return {name: each.size for name, each in self._routes.items() if each.size is not None}
 
-    def record(
+    def ended(
         self, claim: Claim, num_bytes: int, streamed_s: float, num_tokens: float | None
     ) -> float | None:
         """Record a streamed response, judge it by earlier ones, and return as `tokens_of` does.

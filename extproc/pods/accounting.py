@@ -222,7 +222,7 @@ class Accounting:
         pool, pod, sent_at_s = self._pool, flight.pod, flight.started_at_s
         pod.ours.had_first_token(flight, sent_at_s + ttft_s)
         if flight.probe is not None:
-            pool.speeds.record_first_token(pod, flight.probe, sent_at_s, ttft_s)
+            pool.speeds.had_first_token(pod, flight.probe, sent_at_s, ttft_s)
 
     def is_ours(self, pick_id: str) -> bool:
         """Return whether a pick is one of this router's."""
@@ -265,7 +265,7 @@ class Accounting:
             return _bounded(flight, tokens, ended_s - since_s)
         num_tokens = None if tokens is None else (1 + tokens) * request.num_sequences
         if request.num_sequences == 1:
-            learned_tokens = self.tpots.record(request.claim, num_bytes, streamed_s, num_tokens)
+            learned_tokens = self.tpots.ended(request.claim, num_bytes, streamed_s, num_tokens)
         else:  # nobody knows whose tokens took how long
             learned_tokens = self.tpots.tokens_of(request.claim, num_bytes)
         if learned_tokens is None and num_tokens is None:  # it began before all that is remembered
@@ -339,7 +339,7 @@ def _if_long(verdict: Evidence, flight: InFlight, ended_s: float) -> Evidence:
 def _bounded(flight: InFlight, num_tokens: float | None, seconds: float) -> float | None:
     """Return the tokens that a request got at most in so many seconds, where so many came to others
     that ran there meanwhile; None where that is not known either."""
-    request, decode = flight.pick.request, flight.pod.reports.decoding.learned
+    request, decode = flight.pick.request, flight.pod.reports.decoding.decode
     if num_tokens is None:
         if decode is None:
             return None

@@ -61,19 +61,19 @@ class EndpointState:
             self.load.residency.configure(**sizes)
             self.listed.configure(is_resolver=flags.resolver is True)
 
-    def record_report(
+    def reported(
         self,
         report: LoadReport,
         *,
-        asked_at_s: float,
-        taken_at_s: float,
         next_s: float,
         rest_s: float,
         steady_s: float,
         is_new: bool,
+        asked_at_s: float,
+        now: float,
     ) -> None:
-        """Record a report, true at some moment between the two times; see `record_report` of the
-        pool.
+        """Record a report, true at some moment from `asked_at_s` to `now`, as far as it is
+        believed; see `record_report` of the pool.
 
         Args:
             steady_s: After that, foreign requests count for the choice.
@@ -81,44 +81,40 @@ class EndpointState:
         """
         load, reports, before_s = self.load, self.reports, self.reports.reported_at_s
         num_since, num_known = self.ours.num_since, load.num_known
-        foreign, prompts, residency = load.foreign, load.prompts, load.residency
+        foreign, prompts, adapters = load.foreign, load.prompts, load.residency.in_flight
+        report = reports.trust.of(report, num_known, adapters, now=now)
         load.room.reported(
             report,
             num_since,
             num_requests=len(self.ours.flights) + foreign.num_requests,
-            asked_at_s=asked_at_s,
-            taken_at_s=taken_at_s,
             next_s=next_s,
+            asked_at_s=asked_at_s,
+            now=now,
         )
-        reports.record(
-            report,
-            taken_at_s=taken_at_s,
-            rest_s=rest_s,
-            has_run_through=before_s is not None and num_known > num_since(before_s),
-        )
-        load.fullness.reported(report.num_running + report.num_waiting, now=taken_at_s)
-        decode = reports.decoding.learned
+        reports.reported(report, rest_s=rest_s, now=now)
+        has_run_through = before_s is not None and num_known > num_since(before_s)
+        reports.decoding.reported(report, has_run_through=has_run_through, now=now)
+        load.fullness.reported(report, now=now)
+        decode = reports.decoding.decode
         if decode is not prompts.costs.decode:
             prompts.price(replace(prompts.costs, decode=decode))
-        prompts.reported(report, asked_at_s=asked_at_s, now=taken_at_s)
+        prompts.reported(report, asked_at_s=asked_at_s, now=now)
         if report.kv_cache_tokens is not None:
             load.kv_cache.resize(report.kv_cache_tokens)
-        residency.record_report(report, taken_at_s=taken_at_s, asked_at_s=asked_at_s)
-        foreign.record_report(
-            report, load.num_sequences, residency.in_flight, now=taken_at_s, steady_s=steady_s
-        )
+        load.residency.reported(report, asked_at_s=asked_at_s, now=now)
+        foreign.reported(report, load.num_sequences, adapters, steady_s=steady_s, now=now)
         reports.expected.reported(
             report,
-            now=taken_at_s,
             is_new=is_new,
             num_known=num_known,
             num_picks=load.num_picks,
-            adapters=residency.in_flight,
+            adapters=adapters,
             token_s=0.0 if decode is None else decode.token_s,
             is_doubtful=foreign.num_steady > 0 or reports.trust.is_old,
-            stood_s=reports.trust.stood_s(taken_at_s),
+            stood_s=reports.trust.stood_s(now),
             unseen_s=reports.decoding.unseen_s,
             limit=self.flags.max_in_flight or load.room.limit,
+            now=now,
         )
 
     def is_as_expected(self, num_held: int) -> bool:
@@ -131,12 +127,12 @@ class EndpointState:
             return False
         return not num_held and self.load.num_known <= expected.most
 
-    def restart(self, now: float) -> None:
+    def restarted(self, now: float) -> None:
         """Forget the state of the process before the restart."""
         health, before_s = self.health, self.health.restarted_at_s
         health.restarted_at_s, health.died_at_s, health.version = now, None, None
         self.listed.forget(is_waited_for=now - before_s >= MIN_LIFE_S)
-        self.load.restart()
+        self.load.restarted()
 
     def pod_state(self, view: EndpointView) -> PodState:
         """Return it as those see it who load adapters, given its view now."""
@@ -162,7 +158,7 @@ class InFlight(Flight, frozen=True, kw_only=True):
     """A pick that has not finished, and the endpoint that it is counted at.
 
     Attributes:
-        trial: Of outlier detection: the result of `Outliers.begin`.
+        trial: Of outlier detection: the result of `Outliers.picked`.
         group: Of the endpoint when it was picked.
         probe: Of the endpoint's costs, where its first token tells (`speeds`).
     """

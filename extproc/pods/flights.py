@@ -128,8 +128,7 @@ class Flights:
         flight, pod = self._flights.get(pick_id), self._find(address)
         if flight is None or pod is None or pod is flight.pod:
             return False
-        flight.pod.ours.end(flight, now=now, has_run=False)
-        flight.pod.load.prompts.bound(now)
+        flight.pod.ours.ended(flight, False, now, now)
         before = flight.pod.address
         self._judge(flight, before, Evidence.NONE, now=now, at_s=now)
         request = flight.pick.request
@@ -189,22 +188,20 @@ class Flights:
         refused = self._refused.pop(pick_id, ())
         for full in refused:
             if (each := self._find(full)) is not None:
-                each.load.fullness.settle(pick_id, was_taken=verdict is _SERVED)
+                each.load.fullness.ended(pick_id, was_taken=verdict is _SERVED)
                 each.row.touch()
         # An endpoint that came back under the address has not served it.
         own = pod.address
         served = (self._find(address) if address != own else None) or pod
         has_run_here = has_run and served is pod
-        pod.ours.end(flight, now=now, has_run=has_run_here)
-        if pod.load.prompts.done_s > at_s:
-            pod.load.prompts.bound(at_s)
+        pod.ours.ended(flight, has_run_here, now, at_s)
         if not has_run_here:
             self._prefix_index.drop(request, pod.load.kv_cache)
         if served is not pod:
             adapter, claim = served.listed.adapter_of(request), request.claim
             served.load.note(adapter, claim.priority, claim.flow, now=now, has_run=has_run)
             if has_run:
-                served.load.kv_cache.compute(request.rest_bytes(address))
+                served.load.kv_cache.picked(request.rest_bytes(address))
                 self._prefix_index.add(request, served.load.kv_cache)
         if self._observer is not None:
             self._observer.ended(flight, has_run=has_run_here)
@@ -275,7 +272,7 @@ class Flights:
         those that are known there, or as many as the last report has."""
         address, request = pod.address, pick.request
         num_alike = 1 if self.num_routers == 1 else self.num_alike
-        trial = self._outliers.begin(address, now=now)
+        trial = self._outliers.picked(address, now=now)
         load, report = pod.load, pod.reports.report
         num_beside = load.num_sequences + load.foreign.num_from_peers + load.foreign.num_foreign
         if report is not None and report.num_running + report.num_waiting > num_beside:
@@ -293,7 +290,7 @@ class Flights:
         self._flights[pick.id] = pod.ours.flights[pick.id] = flight
         num, claim = request.num_sequences, request.claim
         load.num_sequences += num
-        load.begin(
+        load.picked(
             pick.id,
             adapter,
             num_bytes,
@@ -333,31 +330,20 @@ class Flights:
             self._disbelief.served(pod, request.model)
         elif verdict in FAILURES or verdict is _NOT_FOUND:
             pod.health.failed(pod.listed.adapter_of(request), flight.started_at_s + self._usual_s)
-        like, sent_at_s = likeness(request), flight.started_at_s
-        outlived_s = -inf if verdict is _SERVED else pod.ours.newest_s(sent_at_s)
-        if verdict is _NOT_FOUND and request.model:
-            self._disbelief.not_found(pod, request.model, now=at_s)
-            self._outliers.doubt(
-                address,
-                request.model,
-                like,
-                ended_s=now,
-                trial=trial,
-                sent_at_s=sent_at_s,
-                outlived_s=outlived_s,
-            )
-            pod.row.touch()
-            return
-        self._outliers.end(
+            if verdict is _NOT_FOUND and request.model:
+                self._disbelief.not_found(pod, request.model, now=at_s)
+        sent_at_s = flight.started_at_s
+        self._outliers.ended(
             address,
             verdict,
-            like,
-            now=at_s,
-            ended_s=now,
+            likeness(request),
+            model=request.model,
             trial=trial,
             num_bytes=num_bytes,
             sent_at_s=sent_at_s,
-            outlived_s=outlived_s,
+            outlived_s=-inf if verdict is _SERVED else pod.ours.newest_s(sent_at_s),
+            ended_s=now,
+            now=at_s,
         )
         if verdict is _SERVED and not pod.health.answers:
             pod.health.answers = True

@@ -88,11 +88,11 @@ class ForeignRequests:
                 num_since += num
         return min(max(0, num_since), self.num_from_peers)
 
-    def restart(self) -> None:
+    def restarted(self) -> None:
         """Forget how long other routers' requests have been there."""
         self._steady, self._total, self._shown = SteadyMinimum(), 0, 0
 
-    def began(self, num: int, num_sequences: int, now: float) -> None:
+    def picked(self, num: int, num_sequences: int, now: float) -> None:
         """Count requests that have just begun."""
         self.num_requests += num
         self.num_from_peers += num_sequences
@@ -128,14 +128,14 @@ class ForeignRequests:
         if adapter is not None:
             self.adapters = {**self.adapters, adapter: 1}
 
-    def record_report(
+    def reported(
         self,
         report: LoadReport,
         num_ours: int,
         our_adapters: Collection[str],
         *,
-        now: float,
         steady_s: float = STEADY_S,
+        now: float,
     ) -> None:
         """Estimate foreign requests: those in the report that no known router has sent, and the
         adapters that no known request is for.

@@ -155,7 +155,7 @@ class PeerPicks:
                 room -= num
                 if num_sequences != num:
                     num_sequences = _sequences(num, num_sequences)
-                there.begin(place, num, num_sequences, amount, now)
+                there.picked(place, num, num_sequences, amount, now)
                 if tokens and place.flow:
                     queue.charge_elsewhere(place.flow, place.priority, tokens / 1e3)
                 if place.name and self._catalog.num_declared:
@@ -167,7 +167,7 @@ class PeerPicks:
                 elif not num <= num_sequences < place.num_sequences:
                     num_sequences = num
                 room += num
-                there.end(place, num, num_sequences, amount / (1e3 * num), now, kind == ENDED)
+                there.ended(place, num, num_sequences, amount / (1e3 * num), kind == ENDED, now)
                 has_left = place.adapter not in there.load.residency.in_flight
                 queue.freed_elsewhere(place.address, place.adapter if has_left else None, now)
             else:

@@ -57,7 +57,7 @@ class PodLoad:
         self.fullness, self.room = Fullness(), EndpointRoom()
         self.response_s: float | None = None
 
-    def begin(
+    def picked(
         self,
         pick_id: str | int,
         adapter: str | None,
@@ -77,13 +77,13 @@ class PodLoad:
         of another router.
         """
         if now - at_s <= MAX_AGE_S:  # an older one has been sent before, over another link
-            self.kv_cache.compute(num_prompts * num_bytes)
+            self.kv_cache.picked(num_prompts * num_bytes)
             prompts, load_s = self.prompts, 0.0
             if adapter is not None and adapter not in self.residency.in_flight:
                 load_s = prompts.costs.load_s(adapter, self.seen[0], self.seen[1])
-            prompts.add(pick_id, num_bytes, at_s, now, load_s, num_prompts)
+            prompts.picked(pick_id, num_bytes, num_prompts, load_s, at_s, now)
         self.num_picks += num
-        has_many = self.room.begin(at_s, num_sequences)
+        has_many = self.room.picked(num_sequences, at_s)
         if adapter is not None:
             self.use(adapter, priority, flow, num, at_s)
         expected, num_known = self._expected, self.num_sequences + self.foreign.num_from_peers
@@ -96,17 +96,17 @@ class PodLoad:
         residency, row, slots = self.residency, self.row, self.slots
         since_s = slots[adapter].since_s if adapter in slots else now
         slots[adapter] = SlotUse(since_s, now, priority, flow)
-        change, columns = residency.start(adapter, num), row.columns
+        change, columns = residency.picked(adapter, num), row.columns
         if columns is not None:
             columns.count(row.number, adapter, residency.in_flight[adapter])
             if change is not NO_ADAPTER:
                 columns.moved.add(row.number)
 
-    def leave(self, adapter: str, num: int, now: float, has_run: bool) -> None:
+    def leave(self, adapter: str, num: int, has_run: bool, now: float) -> None:
         """Stop counting requests for an adapter; `has_run` is False if the engine cannot have
         worked on them."""
         residency, row = self.residency, self.row
-        change, columns = residency.finish(adapter, now, has_run, num), row.columns
+        change, columns = residency.ended(adapter, num, has_run, now), row.columns
         left = residency.in_flight.get(adapter, 0)
         if not left:
             self.slots.pop(adapter, None)
@@ -125,7 +125,7 @@ class PodLoad:
         """Note a pick of another endpoint, which refused it: the engine here has worked on it."""
         if adapter is not None:
             self.use(adapter, priority, flow, 1, now)
-            self.leave(adapter, 1, now, has_run)
+            self.leave(adapter, 1, has_run, now)
         self.settle()
 
     def arrange(self) -> Resident:
@@ -161,11 +161,11 @@ class PodLoad:
         self.kv_cache.lose()
         self.kv_cache = KvCache(self.address)
 
-    def restart(self) -> None:
+    def restarted(self) -> None:
         """Forget the state of the process before the restart."""
         self.forget_memory()
-        self.prompts.forget()
-        self.foreign.restart()
+        self.prompts.restarted()
+        self.foreign.restarted()
         self.fullness, self.room = Fullness(), EndpointRoom()
 
     def fields(self) -> Mapping[str, Any]:

@@ -40,12 +40,9 @@ class PodReports:
         self.trust, self.expected, self.decoding = ReportTrust(), Expected(), Decoding()
         self.pages: deque[tuple[float, int]] = deque(maxlen=MAX_PAGES)
 
-    def record(
-        self, report: LoadReport, *, taken_at_s: float, rest_s: float, has_run_through: bool
-    ) -> None:
-        """Replace the last report; a request has run since the one before, or may not have."""
-        self.report, self.reported_at_s, self._rest_s = report, taken_at_s, rest_s
-        self.decoding.record(report, taken_at_s=taken_at_s, has_run_through=has_run_through)
+    def reported(self, report: LoadReport, *, rest_s: float, now: float) -> None:
+        """Replace the last report."""
+        self.report, self.reported_at_s, self._rest_s = report, now, rest_s
 
     def correct(self, kv_usage_ratio: float, num_waiting: int) -> None:
         """Replace some of the last report's content by what is newer."""

@@ -44,7 +44,7 @@ class OwnRequests:
         self.flights: dict[str, Flight] = {}
         self.served_s = -inf
 
-    def end(self, flight: Flight, *, now: float, has_run: bool) -> None:
+    def ended(self, flight: Flight, has_run: bool, ended_s: float, now: float) -> None:
         """Stop counting a pick; `has_run` is False if the engine cannot have worked on it.
         `PodLoad.settle` is to follow.
         """
@@ -52,15 +52,15 @@ class OwnRequests:
         num = pick.request.num_sequences
         del self.flights[pick.id]
         load.num_sequences -= num
-        load.prompts.end(pick.id, has_run=has_run)
-        load.room.end(at_s, num, now - at_s if has_run else None)
+        load.prompts.ended(pick.id, has_run, now)
+        load.room.ended(num, 1, ended_s - at_s if has_run else None, at_s)
         if adapter is not None:
-            load.leave(adapter, 1, now, has_run)
+            load.leave(adapter, 1, has_run, ended_s)
 
     def had_first_token(self, flight: Flight, at_s: float) -> None:
         """Record when a pick had its first token: what was sent before it is computed."""
         load, done_s = self._load, self._load.prompts.done_s
-        load.prompts.computed(flight.started_at_s, now=at_s)
+        load.prompts.had_first_token(flight.started_at_s, now=at_s)
         if load.prompts.done_s != done_s:
             load.settle()
 
@@ -124,7 +124,7 @@ class PeerRequests:
         self.load, self._listed = load, listed
         self.places: dict[PeerPlace, None] = {}
 
-    def begin(
+    def picked(
         self, place: PeerPlace, num: int, num_sequences: int, num_bytes: int, now: float
     ) -> None:
         """Count requests that have just been sent, with so many bytes of prompts."""
@@ -133,8 +133,8 @@ class PeerRequests:
         load = self.load
         place.num += num
         place.num_sequences += num_sequences
-        load.foreign.began(num, num_sequences, now)
-        load.begin(
+        load.foreign.picked(num, num_sequences, now)
+        load.picked(
             load.num_picks,
             place.adapter,
             num_bytes // num,
@@ -147,25 +147,25 @@ class PeerRequests:
             now,
         )
 
-    def end(
+    def ended(
         self,
         place: PeerPlace,
         num: int,
         num_sequences: int,
         took_s: float,
-        now: float,
         has_run: bool,
+        now: float,
     ) -> None:
-        """Stop counting requests, which took so long in the mean; see `OwnRequests.end`."""
+        """Stop counting requests, which took so long in the mean; see `OwnRequests.ended`."""
         began_s, load, adapter = now - took_s, self.load, place.adapter
         place.num -= num
         place.num_sequences -= num_sequences
         load.foreign.ended(num, num_sequences, began_s, now)
         from_s = began_s - NEAR_S if num == 1 else -inf  # of several the mean is known
-        load.prompts.ended(num, from_s, began_s + NEAR_S, now, has_run)
-        load.room.end(began_s, num_sequences, took_s if has_run else None, num)
+        load.prompts.ended_between(num, has_run, from_s, began_s + NEAR_S, now)
+        load.room.ended(num_sequences, num, took_s if has_run else None, began_s)
         if adapter is not None:
-            load.leave(adapter, num, now, has_run)
+            load.leave(adapter, num, has_run, now)
 
     def recount(self, place: PeerPlace, num: int, num_sequences: int, *, now: float) -> None:
         """Count so many requests more, or less: what was told of them was lost."""
@@ -180,9 +180,9 @@ class PeerRequests:
             if adapter is not None:
                 load.use(adapter, place.priority, place.flow, num, now)
         elif num < 0:
-            load.prompts.ended(-num, -inf, inf, now, True)
+            load.prompts.ended_between(-num, True, -inf, inf, now)
             if adapter is not None:
-                load.leave(adapter, -num, now, True)
+                load.leave(adapter, -num, True, now)
 
     def listed(self, *, now: float) -> None:
         """Count the requests whose adapter the endpoint has not listed before, if it does now."""

@@ -172,22 +172,20 @@ class Pool:
         restarted = returns or pod.reports.is_restart(report)
         if restarted:
             before = pod.listed.models or NOTHING
-            pod.restart(taken_at_s)
+            pod.restarted(taken_at_s)
             self.models.replace(before, NOTHING)
             self.num_listings += 1
-        num_known, adapters = pod.load.num_known, pod.load.residency.in_flight
-        report = pod.reports.trust.of(report, num_known, adapters, now=taken_at_s)
         asked_at_s = taken_at_s if asked_at_s is None else asked_at_s
         self._answered(pod, asked_at_s, now=taken_at_s, restarted=restarted)
         pod.row.renew()
-        pod.record_report(
+        pod.reported(
             report,
-            asked_at_s=asked_at_s,
-            taken_at_s=taken_at_s,
             next_s=next_s,
             rest_s=rest_s,
             steady_s=ALONE_S if self.flights.num_alike == 1 else STEADY_S,
             is_new=restarted,
+            asked_at_s=asked_at_s,
+            now=taken_at_s,
         )
         self._views.renew(pod, now=taken_at_s)
         self.queue.freed(taken_at_s)
@@ -230,7 +228,7 @@ class Pool:
             pod.load.forget_memory()
             pod.health.version = None
         adapters = [card.id for card in models.values() if card.parent is not None]
-        pod.load.residency.record_registered(adapters, now=now)
+        pod.load.residency.listed(adapters, now=now)
         if is_other:
             pod.listed.replace(models)
             pod.peers.listed(now=now)
@@ -250,7 +248,7 @@ class Pool:
         if pod is None or pod.listed.models is None or pod.health.is_unreachable:
             return False
         self._answered(pod, asked_at_s, now=now)
-        pod.load.residency.record_same()
+        pod.load.residency.listed_same()
         self._listed(pod, pod.listed.models, asked_at_s, now=now)
         return True
 
@@ -259,7 +257,7 @@ class Pool:
     ) -> None:
         """Record that an endpoint has listed its models."""
         self._disbelief.listed(pod, models, asked_at_s=asked_at_s)
-        self.outliers.record_models(pod.address, models, asked_at_s=asked_at_s, now=now)
+        self.outliers.listed(pod.address, models, asked_at_s=asked_at_s, now=now)
         pod.listed.answered(asked_at_s)
         if pod.row.columns is None:  # that it has answered may end some trouble
             pod.row.touch()
@@ -420,10 +418,10 @@ class Pool:
         self, pod: EndpointState, asked_at_s: float, *, now: float, restarted: bool = False
     ) -> None:
         """Record that an endpoint answered a call of ours."""
-        self.outliers.record_answer(pod.address, asked_at_s=asked_at_s)
+        self.outliers.answered(pod.address, asked_at_s=asked_at_s)
         pod.load.fullness.answered(asked_at_s=asked_at_s)
         if pod.health.answered(now=now, restarted=restarted):
-            self.outliers.record_restart(pod.address, now=now)
+            self.outliers.restarted(pod.address, now=now)
 
     def _touch(self, address: str) -> None:
         if (pod := self.find(address)) is not None:

@@ -106,16 +106,14 @@ class Residency:
 
     # --- reports ----------------------------------------------------------------------------
 
-    def record_report(
-        self, report: LoadReport, *, taken_at_s: float, asked_at_s: float | None = None
-    ) -> None:
+    def reported(self, report: LoadReport, *, asked_at_s: float | None = None, now: float) -> None:
         """Record the result of a scrape, requested at `asked_at_s`. O(adapters in its log)."""
-        touched = self._read_log(report.adapter_log, taken_at_s)
+        touched = self._read_log(report.adapter_log, now)
         active, running, used = report.active_adapters, self._active(), self._used_since_report
         self._active_not_ours = [] if active <= used else sorted(active - used)
         self._used_since_report = set(running)
         self._seen_running = set(active.intersection(running))
-        self._asked_at_s = taken_at_s if asked_at_s is None else asked_at_s
+        self._asked_at_s = now if asked_at_s is None else asked_at_s
         stated = report.max_loras, report.gpu_adapters, report.cpu_adapters
         self._report, self.num_slots = report, report.max_loras or self._max_loras
         if stated != self._stated:
@@ -137,7 +135,7 @@ class Residency:
             self._active_not_ours, self._stated, self._ordered = [], (), None
             self._is_unstated = True
 
-    def record_registered(self, adapters: Sequence[str], *, now: float) -> None:
+    def listed(self, adapters: Sequence[str], *, now: float) -> None:
         """Record the adapters that `/v1/models` lists, all of them, in its order."""
         names = dict.fromkeys(adapters)
         before = self._registered
@@ -148,17 +146,17 @@ class Residency:
             if place >= first or adapter in self._touched:
                 self._load(adapter, (at_s, place))
         self._registered = names
-        self.record_same()
+        self.listed_same()
         self._trim()
         self._ordered = None
 
-    def record_same(self) -> None:
+    def listed_same(self) -> None:
         """Record that `/v1/models` lists the same adapters as before."""
         self._unloaded = self._touched.keys() - (self._registered or {}).keys()
 
     # --- our requests -----------------------------------------------------------------------
 
-    def start(self, adapter: str, num: int = 1) -> Change:
+    def picked(self, adapter: str, num: int = 1) -> Change:
         """Record that requests for `adapter` were sent; return what may be resident for that.
         O(1)."""
         num_before = self.in_flight.get(adapter, 0)
@@ -176,7 +174,7 @@ class Residency:
         running.append(adapter)
         return NO_ADAPTER if is_running else self._place(adapter, len(set(running)) - 1)
 
-    def finish(self, adapter: str, now: float, has_run: bool = True, num: int = 1) -> Change:
+    def ended(self, adapter: str, num: int, has_run: bool, now: float) -> Change:
         """Record that requests for `adapter` ended at `now`, and return what may be resident for
         that. O(1).
 

@@ -270,7 +270,7 @@ class _Group:
         learned = _near(self.endpoints[pod].s_per_byte(presumed, self._variance), given)
         cold_s, known_cold_s = self.load_s(Load.COLD, given.cold_load_s)
         cached_s, known_cached_s = self.load_s(Load.CACHED, given.cached_load_s)
-        decode = pod.reports.decoding.learned
+        decode = pod.reports.decoding.decode
         costs = Costs(learned, cold_s, cached_s, decode, known_cold_s, known_cached_s)
         if costs != pod.load.prompts.costs:
             pod.load.prompts.price(costs)
@@ -303,7 +303,7 @@ class Speeds:
             group = self._groups[name] = before.get(name) or _Group()
             group.set_endpoints(group_endpoints)
 
-    def record_first_token(
+    def had_first_token(
         self, pod: EndpointState, probe: Probe, sent_at_s: float, ttft_s: float
     ) -> None:
         """Record how long an endpoint took for the first token of a pick; it may have left."""

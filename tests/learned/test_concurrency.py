@@ -45,12 +45,12 @@ class Engine:
     def pick(self, num: int = 1) -> None:
         for _ in range(num):
             self.picks.append(self.now)
-            self.room.begin(self.now)
+            self.room.picked(1, self.now)
 
     def end(self, num: int = 1) -> None:
         """End the oldest ones."""
         for _ in range(num):
-            self.room.end(self.picks.pop(0))
+            self.room.ended(1, 1, None, self.picks.pop(0))
 
     def says(
         self, num_running: int, num_waiting: int = 0, next_s: float = REPORT_S, **fields: Any
@@ -62,9 +62,9 @@ class Engine:
             found,
             self._num_since,
             num_requests=len(self.picks),
-            asked_at_s=self.now - 0.002,
-            taken_at_s=self.now,
             next_s=next_s,
+            asked_at_s=self.now - 0.002,
+            now=self.now,
         )
 
     def places(self, most: int | None = None, *, is_known: bool = True) -> int:
@@ -73,7 +73,7 @@ class Engine:
         for num in range(1000):
             if not has_room(room, len(self.picks) + num, most, is_known=is_known):
                 return num
-            room.begin(self.now)
+            room.picked(1, self.now)
         return 1000
 
     def _num_since(self, at_s: float) -> int:
@@ -120,8 +120,8 @@ def test_picks_of_a_long_time_between_reports_are_no_reason_to_give_as_many_at_o
     engine = Engine()
     engine.says(0)
     for _ in range(20 * num_intervals):
-        engine.room.begin(engine.now)
-        engine.room.end(engine.now)
+        engine.room.picked(1, engine.now)
+        engine.room.ended(1, 1, None, engine.now)
     engine.now += (num_intervals - 1) * REPORT_S
     engine.says(0)
     num = engine.room._most_open
@@ -135,7 +135,7 @@ def test_a_report_is_due_when_half_of_those_have_begun_that_are_tried(next_s: fl
     engine.says(0)
     engine.says(0, next_s=next_s)
     most = engine.room._most_open
-    due = [engine.room.begin(engine.now) for _ in range(most)]
+    due = [engine.room.picked(1, engine.now) for _ in range(most)]
 
     assert due == [2 * number >= most for number in range(1, most + 1)]
 
@@ -146,7 +146,7 @@ def test_of_an_engine_whose_limit_is_known_no_report_is_due_for_many_picks() -> 
     engine.says(3, 5)
 
     assert engine.room.limit == 3
-    assert not any(engine.room.begin(engine.now) for _ in range(10 * START))
+    assert not any(engine.room.picked(1, engine.now) for _ in range(10 * START))
 
 
 @given(st.integers(1, 300))
@@ -427,7 +427,7 @@ def test_where_places_are_had_for_long_nobody_waits_behind_them(
     took_s: float, num_spare: int
 ) -> None:
     engine = full_engine(8, 1)
-    engine.room.end(-inf, 0, took_s)
+    engine.room.ended(0, 1, took_s, -inf)
     engine.end(9)
     assert engine.places() == 8 + num_spare - 8 + 8
 
@@ -435,9 +435,9 @@ def test_where_places_are_had_for_long_nobody_waits_behind_them(
 def test_a_few_long_responses_count_more_than_many_short_ones() -> None:
     engine = full_engine()
     for _ in range(20):
-        engine.room.end(-inf, 0, 20.0)
+        engine.room.ended(0, 1, 20.0, -inf)
         for _ in range(10):
-            engine.room.end(-inf, 0, 0.04)
+            engine.room.ended(0, 1, 0.04, -inf)
     assert engine.room.held_s > LONG_S
 
 
@@ -446,7 +446,7 @@ def test_one_more_is_tried_where_nobody_has_waited_for_as_long_as_a_place_is_had
     took_s: float, longest_s: float
 ) -> None:
     engine = full_engine()
-    engine.room.end(-inf, 0, took_s)
+    engine.room.ended(0, 1, took_s, -inf)
     engine.end(4)
     for _ in range(int(longest_s / REPORT_S)):
         engine.says(8)

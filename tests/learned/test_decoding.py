@@ -41,14 +41,14 @@ class Engine:
 
     def read(self, running: int) -> None:
         made = report(num_running=running, generated_tokens=self.tokens)
-        self.decoding.record(made, taken_at_s=self.now)
+        self.decoding.reported(made, now=self.now)
 
     def serve(self, batches: Iterable[int], seconds: float = 2.0) -> Costs:
         """Run each of `batches` for some seconds; return the costs that are learned."""
         for running in batches:
             for _ in range(round(seconds / SCRAPE_S)):
                 self.run(running)
-        return Costs(decode=self.decoding.learned)
+        return Costs(decode=self.decoding.decode)
 
 
 @given(st.floats(0.005, 0.03), st.floats(0.00005, 0.0005), st.integers(1, 60))
@@ -88,9 +88,9 @@ def test_nothing_is_known_before_the_reports_show_it() -> None:
 def test_an_engine_that_does_not_count_tokens_teaches_nothing() -> None:
     decoding = Decoding()
     for tick in range(100):
-        decoding.record(report(num_running=8), taken_at_s=tick * SCRAPE_S)
+        decoding.reported(report(num_running=8), now=tick * SCRAPE_S)
 
-    assert decoding.learned is None
+    assert decoding.decode is None
 
 
 def test_only_what_is_too_slow_has_a_bound() -> None:
@@ -141,7 +141,7 @@ def test_a_restart_of_the_counter_teaches_nothing() -> None:
     engine.tokens = 3
     engine.read(60)
 
-    assert engine.decoding.learned == before.decode
+    assert engine.decoding.decode == before.decode
     after = engine.serve([5, 60] * 4)
     assert after.most_running(0.03) == pytest.approx(before.most_running(0.03), rel=0.1)
 
@@ -152,7 +152,7 @@ def test_a_gap_without_reports_teaches_nothing() -> None:
     engine.now += MAX_INTERVAL_S + 1
     engine.read(60)
 
-    assert engine.decoding.learned == before.decode
+    assert engine.decoding.decode == before.decode
 
 
 def test_a_stall_counts_little_and_is_soon_forgotten() -> None:
@@ -181,7 +181,7 @@ def test_a_hang_that_makes_a_token_impossibly_slow_is_left_out() -> None:
     engine.now += 1.0
     engine.read(60)
 
-    assert engine.decoding.learned is None
+    assert engine.decoding.decode is None
 
 
 @given(
@@ -199,9 +199,9 @@ def test_whatever_endpoints_report_the_bound_is_at_least_one(
     decoding, now = Decoding(), 0.0
     for seconds, running, tokens in reports:
         now += seconds
-        decoding.record(report(num_running=running, generated_tokens=tokens), taken_at_s=now)
+        decoding.reported(report(num_running=running, generated_tokens=tokens), now=now)
 
-    assert Costs(decode=decoding.learned).most_running(tpot_s) >= 1
+    assert Costs(decode=decoding.decode).most_running(tpot_s) >= 1
 
 
 @pytest.mark.parametrize("since_s", [12.3, 20.0, 33.3])
@@ -268,14 +268,14 @@ def test_a_long_interval_counts_if_a_request_ran_through_it_as_the_engine_may_ha
     decoding = Decoding()
     for number in range(20):
         made = report(num_running=1, generated_tokens=100 * number)
-        decoding.record(made, taken_at_s=2.0 * number, has_run_through=has_run_through)
+        decoding.reported(made, now=2.0 * number, has_run_through=has_run_through)
 
-    learned = decoding.learned
+    learned = decoding.decode
     assert (learned is not None and learned.token_s == pytest.approx(0.02)) == has_run_through
     assert (learned is None) != has_run_through
     assert (decoding.unseen_s > 0) != has_run_through
 
     for number in range(40, 50):
         made = report(num_running=1, generated_tokens=100 * number)
-        decoding.record(made, taken_at_s=2.0 * number, has_run_through=True)
+        decoding.reported(made, now=2.0 * number, has_run_through=True)
     assert decoding.unseen_s == 0

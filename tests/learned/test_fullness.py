@@ -13,6 +13,7 @@ from extproc.learned.concurrency import (
     TAKEN_S,
     Fullness,
 )
+from tests.builders import report
 
 
 def full_at(num: int, *, now: float = 0.0) -> Fullness:
@@ -76,7 +77,7 @@ def test_what_was_sent_before_it_is_tried_again_does_not_raise_the_limit() -> No
 def test_what_its_reports_show_meanwhile_raises_it() -> None:
     made = full_at(4)
     made.answered(asked_at_s=FIRST_HOLD_S + 0.1)
-    made.reported(9, now=FIRST_HOLD_S + 0.2)
+    made.reported(report(num_running=9), now=FIRST_HOLD_S + 0.2)
     made.refused("another", 7, now=FIRST_HOLD_S + 0.3)
 
     assert made.limit == 5
@@ -88,11 +89,11 @@ def test_a_refusal_below_what_its_reports_have_shown_lately_tells_only_if_anothe
     """A request may be too large for any: nobody's room is less for that."""
     for was_taken, expected in ((True, 2), (False, None)):
         made = Fullness()
-        made.reported(8, now=0.0)
+        made.reported(report(num_running=8), now=0.0)
         made.refused("pick", 2, now=1.0)
         assert (made.is_full(1), made.is_full(2)) == (False, True)  # until that is known
-        made.settle("pick", was_taken=was_taken)
-        made.settle("pick", was_taken=was_taken)
+        made.ended("pick", was_taken=was_taken)
+        made.ended("pick", was_taken=was_taken)
 
         assert made.limit == expected
         assert made.is_full(2) == was_taken
@@ -100,7 +101,7 @@ def test_a_refusal_below_what_its_reports_have_shown_lately_tells_only_if_anothe
 
 def test_one_that_has_not_ended_soon_is_with_another_endpoint() -> None:
     made = Fullness()
-    made.reported(8, now=0.0)
+    made.reported(report(num_running=8), now=0.0)
     made.refused("pick", 2, now=1.0)
     made.answered(asked_at_s=1.0 + TAKEN_S / 2)
     before = made.limit
@@ -112,8 +113,8 @@ def test_one_that_has_not_ended_soon_is_with_another_endpoint() -> None:
 def test_what_reports_have_shown_is_forgotten() -> None:
     for later_s, expected in ((SHOWN_S / 2, None), (SHOWN_S, 2), (3 * SHOWN_S, 2)):
         made = Fullness()
-        made.reported(8, now=0.0)
-        made.reported(0, now=later_s)
+        made.reported(report(num_running=8), now=0.0)
+        made.reported(report(num_running=0), now=later_s)
         made.refused("pick", 2, now=later_s)
 
         assert made.limit == expected
@@ -121,7 +122,7 @@ def test_what_reports_have_shown_is_forgotten() -> None:
 
 def test_open_refusals_are_bounded() -> None:
     made = Fullness()
-    made.reported(8, now=0.0)
+    made.reported(report(num_running=8), now=0.0)
     for number in range(2 * MAX_OPEN):
         made.refused(f"pick-{number}", 5 if number < MAX_OPEN else 1, now=0.0)
 
@@ -147,9 +148,9 @@ def test_whatever_it_says_it_has_room_again_once_it_refuses_nothing(
         if what == "refused":
             made.refused(f"pick-{num}", num, now=now)
         elif what == "reported":
-            made.reported(num, now=now)
+            made.reported(report(num_running=num), now=now)
         else:
-            made.settle(f"pick-{num % 50}", was_taken=what == "taken")
+            made.ended(f"pick-{num % 50}", was_taken=what == "taken")
     for number in range(20):
         made.answered(asked_at_s=now + MAX_HOLD_S + number)
 

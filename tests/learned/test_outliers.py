@@ -40,7 +40,7 @@ from extproc.pods.pool import Pool
 from tests.builders import address as address_of
 from tests.builders import cards, endpoint, fill, pick, request
 
-SERVED, FAILED, BROKEN, UNREACHABLE, UNANSWERED, _, FULL, NONE = Evidence
+SERVED, FAILED, BROKEN, UNREACHABLE, UNANSWERED, NOT_FOUND, FULL, NONE = Evidence
 NUM_PEERS = 40  # requests served elsewhere: enough to judge five that failed
 BASE_S, MAX_S = OutlierSettings().base_ejection_s, OutlierSettings().max_ejection_s
 
@@ -75,9 +75,9 @@ def tell(
 ) -> None:
     """Requests there end so, one after the other: of one source, or each of its own."""
     for verdict in verdicts:
-        trial = made.begin(address, now=now)
+        trial = made.picked(address, now=now)
         like = Like(kind, next(SOURCES) if source is None else source)
-        made.end(address, verdict, like, now=now, trial=trial)
+        made.ended(address, verdict, like, now=now, trial=trial)
 
 
 SOURCES = count()
@@ -279,7 +279,7 @@ def test_while_others_break_alike_five_in_a_row_are_a_coincidence() -> None:
 
 def test_one_that_cannot_be_reached_is_not_back_for_what_others_fail() -> None:
     made = outliers("abcd")
-    made.record_answer("a", asked_at_s=-1.0)
+    made.answered("a", asked_at_s=-1.0)
     tell(made, "a", UNREACHABLE)
     for _ in range(3):
         for address in "bcd":
@@ -446,10 +446,10 @@ def test_one_that_cannot_be_reached_is_ejected_at_once_and_shortly() -> None:
 def test_an_answer_to_a_call_of_ours_made_since_ends_that() -> None:
     made = outliers()
     tell(made, "a", UNREACHABLE, now=10.0)
-    made.record_answer("a", asked_at_s=9.9)
-    made.record_answer("a", asked_at_s=10.0)
+    made.answered("a", asked_at_s=9.9)
+    made.answered("a", asked_at_s=10.0)
     before = ejected(made, 10.0)
-    made.record_answer("a", asked_at_s=10.1)
+    made.answered("a", asked_at_s=10.1)
 
     assert (before, ejected(made, 10.2)) == ("a", "")
 
@@ -457,10 +457,10 @@ def test_an_answer_to_a_call_of_ours_made_since_ends_that() -> None:
 def test_one_that_has_answered_a_call_of_ours_made_since_is_not_ejected() -> None:
     """The news of the failure came late."""
     made = outliers()
-    made.record_answer("a", asked_at_s=10.1)
-    made.end("a", UNREACHABLE, LIKE, now=10.2, ended_s=10.0)
+    made.answered("a", asked_at_s=10.1)
+    made.ended("a", UNREACHABLE, LIKE, now=10.2, ended_s=10.0)
     assert ejected(made, 10.2) == ""
-    made.end("a", UNREACHABLE, LIKE, now=10.3, ended_s=10.2)
+    made.ended("a", UNREACHABLE, LIKE, now=10.3, ended_s=10.2)
     assert ejected(made, 10.3) == "a"
 
 
@@ -468,7 +468,7 @@ def test_one_that_answers_us_and_resets_requests_is_ejected_all_the_same() -> No
     made = outliers()
     for number in range(5):
         tell(made, "a", UNREACHABLE, now=float(number))
-        made.record_answer("a", asked_at_s=number + 0.5)
+        made.answered("a", asked_at_s=number + 0.5)
 
     assert ejected(made, 5.0) == "a"
     assert made.ejections.num == {
@@ -482,9 +482,9 @@ def test_one_that_answers_us_and_resets_requests_is_ejected_all_the_same() -> No
 def test_failures_that_follow_make_a_short_ejection_a_full_one() -> None:
     """As when all that ran on a pod ends with it."""
     made = outliers()
-    trials = [made.begin("a", now=0.0) for _ in range(6)]
+    trials = [made.picked("a", now=0.0) for _ in range(6)]
     for trial in trials:
-        made.end("a", UNREACHABLE, LIKE, now=0.0, trial=trial)
+        made.ended("a", UNREACHABLE, LIKE, now=0.0, trial=trial)
 
     assert ejected(made, UNREACHABLE_S + 1) == "a"
 
@@ -536,15 +536,15 @@ def test_on_trial_it_gets_few_at_a_time_until_as_many_were_served() -> None:
     made = outliers()
     eject(made, "a", 0.0)
     now = end_s(made, "a") + 1.0
-    trials = [made.begin("a", now=now) for _ in range(NUM_TRIALS)]
+    trials = [made.picked("a", now=now) for _ in range(NUM_TRIALS)]
     full = is_out(made, "a", now=now)
-    made.end("a", NONE, LIKE, now=now, trial=trials[0])
+    made.ended("a", NONE, LIKE, now=now, trial=trials[0])
     free = is_out(made, "a", now=now)
     for trial in trials[1:]:
-        made.end("a", SERVED, LIKE, now=now, trial=trial)
+        made.ended("a", SERVED, LIKE, now=now, trial=trial)
     tell(made, "a", SERVED, now=now)
     for _ in range(10):
-        made.begin("a", now=now)
+        made.picked("a", now=now)
 
     assert (full, free, is_out(made, "a", now=now)) == (True, False, False)
 
@@ -553,9 +553,9 @@ def test_a_trial_that_fails_ejects_again_for_longer() -> None:
     made = outliers()
     eject(made, "a", 0.0)
     now = end_s(made, "a") + 1.0
-    trials = [made.begin("a", now=now) for _ in range(NUM_TRIALS)]
+    trials = [made.picked("a", now=now) for _ in range(NUM_TRIALS)]
     for trial in trials:
-        made.end("a", UNREACHABLE, LIKE, now=now, trial=trial)
+        made.ended("a", UNREACHABLE, LIKE, now=now, trial=trial)
 
     assert end_s(made, "a") - now == 2 * BASE_S
     assert made.ejections.num[Cause.FAILED_TRIAL] == 1
@@ -589,11 +589,11 @@ def test_a_trial_goes_on_where_the_others_fail_alike() -> None:
 
 def test_what_was_sent_before_or_while_it_was_ejected_changes_nothing() -> None:
     made = outliers()
-    early = made.begin("a", now=0.0)
+    early = made.picked("a", now=0.0)
     eject(made, "a", 0.0)
     until_s = end_s(made, "a")
     tell(made, "a", *[FAILED, SERVED] * 9, now=1.0)  # nobody else could take them
-    made.end("a", FAILED, LIKE, now=until_s + 1.0, trial=early)
+    made.ended("a", FAILED, LIKE, now=until_s + 1.0, trial=early)
 
     assert end_s(made, "a") == until_s
     assert not is_out(made, "a", now=until_s + 1.0)
@@ -602,12 +602,12 @@ def test_what_was_sent_before_or_while_it_was_ejected_changes_nothing() -> None:
 def test_one_that_came_back_is_tried_at_once() -> None:
     made = outliers()
     eject(made, "a", 0.0)
-    made.record_restart("a", now=2.0)
-    made.record_restart("b", now=2.0)
+    made.restarted("a", now=2.0)
+    made.restarted("b", now=2.0)
 
     assert ejected(made, 2.1) == ""
-    assert made.begin("a", now=2.1)
-    assert not made.begin("b", now=2.1)
+    assert made.picked("a", now=2.1)
+    assert not made.picked("b", now=2.1)
 
 
 # --- how many -------------------------------------------------------------------------------
@@ -637,7 +637,7 @@ def test_one_that_left_and_came_back_starts_from_nothing() -> None:
     made = outliers()
     eject(made, "a", 0.0)
     made.set_endpoints("bc")
-    made.end("a", FAILED, LIKE, now=0.0)
+    made.ended("a", FAILED, LIKE, now=0.0)
     made.set_endpoints("abc")
 
     assert ejected(made, 0.0) == ""
@@ -673,7 +673,7 @@ def test_the_end_of_an_ejection_is_news_whatever_ends_it() -> None:
     tell(made, "a", *[SERVED] * NUM_TRIALS, now=BASE_S + 1)
     passed = taken(made)
     tell(made, "b", UNREACHABLE, now=BASE_S + 2)
-    made.record_answer("b", asked_at_s=BASE_S + 3)
+    made.answered("b", asked_at_s=BASE_S + 3)
     answered = taken(made)
     eject(made, "c", BASE_S + 4)
     made.configure(OutlierSettings(enabled=False))
@@ -687,7 +687,7 @@ def test_news_that_nobody_asks_for_are_bounded() -> None:
     made = outliers()
     for number in range(2 * MAX_CHANGES):
         tell(made, "a", SERVED, UNREACHABLE, now=float(number))
-        made.record_answer("a", asked_at_s=number + 0.5)
+        made.answered("a", asked_at_s=number + 0.5)
 
     assert len(made.ejections.changes) == MAX_CHANGES
 
@@ -747,13 +747,13 @@ class OutlierMachine(RuleBasedStateMachine):
     @rule(address=ADDRESSES, num=st.integers(1, 6))
     def send(self, address: str, num: int) -> None:
         if address in self.addresses:
-            self.open += [(address, self.made.begin(address, now=self.now)) for _ in range(num)]
+            self.open += [(address, self.made.picked(address, now=self.now)) for _ in range(num)]
 
     @rule(verdict=st.sampled_from(Evidence), num=st.integers(1, 12), is_newest=st.booleans())
     def end(self, verdict: Evidence, num: int, is_newest: bool) -> None:
         for _ in range(min(num, len(self.open))):
             address, trial = self.open.pop(-1 if is_newest else 0)
-            self.made.end(address, verdict, LIKE, now=self.now, trial=trial)
+            self.made.ended(address, verdict, LIKE, now=self.now, trial=trial)
 
     @rule(seconds=st.sampled_from((0.5, 6.0, 31.0, 400.0)))
     def wait(self, seconds: float) -> None:
@@ -762,9 +762,9 @@ class OutlierMachine(RuleBasedStateMachine):
     @rule(address=ADDRESSES, ago_s=st.sampled_from((0.0, 1.0)), is_back=st.booleans())
     def hear(self, address: str, ago_s: float, is_back: bool) -> None:
         if address in self.addresses:
-            self.made.record_answer(address, asked_at_s=self.now - ago_s)
+            self.made.answered(address, asked_at_s=self.now - ago_s)
             if is_back:
-                self.made.record_restart(address, now=self.now)
+                self.made.restarted(address, now=self.now)
 
     @rule(addresses=st.sets(ADDRESSES))
     def set_endpoints(self, addresses: set[str]) -> None:
@@ -791,13 +791,13 @@ class OutlierMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Whoever is ejected returns, once what is on trial has ended."""
         for address, trial in self.open:
-            self.made.end(address, NONE, LIKE, now=self.now, trial=trial)
+            self.made.ended(address, NONE, LIKE, now=self.now, trial=trial)
         later = self.now + MAX_S + 1.0
         assert ejected(self.made, later, self.addresses) == ""
         for address in self.addresses:
             for _ in range(NUM_TRIALS):
                 tell(self.made, address, SERVED, now=later)
-            assert not self.made.begin(address, now=later)
+            assert not self.made.picked(address, now=later)
 
 
 OutlierMachine.TestCase.settings = settings(stateful_step_count=40)
@@ -811,14 +811,14 @@ def doubt(made: Outliers, address: str, num: int, *, at_s: float = 0.0, trial: i
     """So many 404s there, each of a source of its own."""
     for source in range(num):
         like = Like(("sql", "/v1"), 1_000 + source)
-        made.doubt(address, "sql", like, ended_s=at_s, trial=trial)
+        made.ended(address, NOT_FOUND, like, model="sql", trial=trial, now=at_s)
 
 
 def serving(num: int = NUM_PEERS) -> Outliers:
     """The others have served such requests."""
     made = outliers()
     for source in range(num):
-        made.end("b", SERVED, Like(("sql", "/v1"), source), now=0.0)
+        made.ended("b", SERVED, Like(("sql", "/v1"), source), now=0.0)
     return made
 
 
@@ -829,7 +829,7 @@ def test_404s_for_a_model_count_where_it_goes_on_being_listed(
     made = serving()
     doubt(made, "a", 8)
     at_first = is_out(made, "a", now=0.0)
-    made.record_models("a", models, asked_at_s=1.0, now=1.1)
+    made.listed("a", models, asked_at_s=1.0, now=1.1)
 
     assert not at_first
     assert is_out(made, "a", now=1.1) is is_ejected
@@ -839,7 +839,7 @@ def test_404s_that_all_give_eject_nobody() -> None:
     made = serving(0)
     for each in "abc":
         doubt(made, each, 9)
-        made.record_models(each, {"sql"}, asked_at_s=1.0, now=1.0)
+        made.listed(each, {"sql"}, asked_at_s=1.0, now=1.0)
 
     assert not any(is_out(made, each, now=1.0) for each in "abc")
 
@@ -847,9 +847,9 @@ def test_404s_that_all_give_eject_nobody() -> None:
 def test_a_list_that_was_asked_for_before_a_404_shows_nothing_of_it() -> None:
     made = serving()
     doubt(made, "a", 8, at_s=1.0)
-    made.record_models("a", {"sql"}, asked_at_s=0.5, now=1.5)
+    made.listed("a", {"sql"}, asked_at_s=0.5, now=1.5)
     before = is_out(made, "a", now=1.5)
-    made.record_models("a", {"sql"}, asked_at_s=1.5, now=1.6)
+    made.listed("a", {"sql"}, asked_at_s=1.5, now=1.6)
 
     assert not before
     assert is_out(made, "a", now=1.6)
@@ -858,14 +858,14 @@ def test_a_list_that_was_asked_for_before_a_404_shows_nothing_of_it() -> None:
 def test_a_404_on_trial_fails_it_once_the_model_is_listed_again() -> None:
     made = serving()
     doubt(made, "a", 8)
-    made.record_models("a", {"sql"}, asked_at_s=1.0, now=1.0)
+    made.listed("a", {"sql"}, asked_at_s=1.0, now=1.0)
     now = 1.0 + BASE_S + 0.1
-    trials = [made.begin("a", now=now) for _ in range(NUM_TRIALS)]
+    trials = [made.picked("a", now=now) for _ in range(NUM_TRIALS)]
     was_out = is_out(made, "a", now=now)
     for source in range(NUM_PEERS):
-        made.end("b", SERVED, Like(("sql", "/v1"), source), now=now)
+        made.ended("b", SERVED, Like(("sql", "/v1"), source), now=now)
     doubt(made, "a", 1, at_s=now, trial=trials[0])
-    made.record_models("a", {"sql"}, asked_at_s=now + 1, now=now + 1)
+    made.listed("a", {"sql"}, asked_at_s=now + 1, now=now + 1)
 
     assert was_out
     assert made.ejections.num[Cause.FAILED_TRIAL] == 1
@@ -922,9 +922,9 @@ def test_an_answer_far_shorter_than_those_of_others_is_hollow(
 ) -> None:
     made = outliers()
     for number in range(num_others):
-        made.end("b", SERVED, Like("sql", number), now=0.0, num_bytes=others_bytes)
+        made.ended("b", SERVED, Like("sql", number), now=0.0, num_bytes=others_bytes)
     for number in range(50):  # its own say nothing
-        made.end("a", SERVED, Like("sql", -number), now=0.0, num_bytes=num_bytes)
+        made.ended("a", SERVED, Like("sql", -number), now=0.0, num_bytes=num_bytes)
 
     assert made.is_hollow("a", "sql", num_bytes) is expected
     assert not made.is_hollow("a", "base", num_bytes)
@@ -945,7 +945,7 @@ def test_a_text_as_short_as_an_error_is_hollow_whatever_model_others_had(
 ) -> None:
     made = outliers()
     for number in range(num_others):
-        made.end("b", SERVED, Like(f"{number}", number), now=0.0, num_bytes=others_bytes)
+        made.ended("b", SERVED, Like(f"{number}", number), now=0.0, num_bytes=others_bytes)
 
     assert made.is_hollow("a", "sql", num_bytes, is_text=True) is expected
     assert not made.is_hollow("a", "sql", num_bytes)
@@ -954,9 +954,9 @@ def test_a_text_as_short_as_an_error_is_hollow_whatever_model_others_had(
 def test_a_text_as_short_as_those_that_others_gave_to_its_kind_is_not_hollow() -> None:
     made = outliers()
     for number in range(10):
-        made.end("b", SERVED, Like("sql", number), now=0.0, num_bytes=200)
+        made.ended("b", SERVED, Like("sql", number), now=0.0, num_bytes=200)
     for number in range(1000):
-        made.end("b", SERVED, Like("base", number), now=0.0, num_bytes=9000)
+        made.ended("b", SERVED, Like("base", number), now=0.0, num_bytes=9000)
 
     assert not made.is_hollow("a", "sql", 200, is_text=True)
     assert made.is_hollow("a", "other", 200, is_text=True)
@@ -977,7 +977,7 @@ def test_a_suspect_gets_single_requests_after_ever_longer_pauses_until_it_serves
         assert is_suspect(made, "a", now=now)
         now += pauses[-1] + 0.01
         assert not is_suspect(made, "a", now=now)
-        made.begin("a", now=now)
+        made.picked("a", now=now)
         assert is_suspect(made, "a", now=now)  # one at a time
         serve(made, now=now)
     tell(made, "a", SERVED, now=now)
@@ -1003,7 +1003,7 @@ def send_and_end(
     made: Outliers, verdict: Evidence, sent_at_s: float, outlived_s: float, now: float
 ) -> None:
     like = Like("sql", next(SOURCES))
-    made.end("a", verdict, like, now=now, sent_at_s=sent_at_s, outlived_s=outlived_s)
+    made.ended("a", verdict, like, now=now, sent_at_s=sent_at_s, outlived_s=outlived_s)
 
 
 @pytest.mark.parametrize(("outlived_s", "expected"), [(-1.0, "a"), (5.0, "")])
@@ -1014,9 +1014,9 @@ def test_answers_to_what_was_sent_before_do_not_hide_that_all_since_has_failed(
     not all that fails."""
     made = outliers()
     for number in range(NUM_PEERS):
-        made.end("b", SERVED, Like("sql", -number), now=4.0, sent_at_s=number / 10)
+        made.ended("b", SERVED, Like("sql", -number), now=4.0, sent_at_s=number / 10)
     for number in range(MIN_BESIDE):
-        made.end("b", SERVED, Like("sql", -number), now=5.1, sent_at_s=5.0)
+        made.ended("b", SERVED, Like("sql", -number), now=5.1, sent_at_s=5.0)
     for number in range(6):
         send_and_end(made, FAILED, 5.0 + number / 10, outlived_s, now=5.1 + number / 10)
         send_and_end(made, SERVED, number / 10, -inf, now=5.1 + number / 10)
@@ -1028,12 +1028,12 @@ def test_what_others_have_not_ended_since_a_row_began_ejects_nobody() -> None:
     """All may have begun to fail at the same moment, and one of them shows it first."""
     made = outliers()
     for number in range(4 * NUM_PEERS):
-        made.end("bc"[number % 2], SERVED, Like("sql", -number), now=4.0, sent_at_s=3.0)
+        made.ended("bc"[number % 2], SERVED, Like("sql", -number), now=4.0, sent_at_s=3.0)
     for number in range(9):
         send_and_end(made, BROKEN, 5.0 + number / 10, -inf, now=5.1 + number / 10)
     before = ejected(made, 6.0)
     for number in range(MIN_BESIDE):
-        made.end("b", SERVED, Like("sql", -number), now=6.0, sent_at_s=5.5)
+        made.ended("b", SERVED, Like("sql", -number), now=6.0, sent_at_s=5.5)
     send_and_end(made, BROKEN, 6.0, -inf, now=6.1)
 
     assert (before, ejected(made, 6.1)) == ("", "a")
@@ -1042,13 +1042,13 @@ def test_what_others_have_not_ended_since_a_row_began_ejects_nobody() -> None:
 def test_one_is_judged_again_when_others_have_served_what_they_were_sent_meanwhile() -> None:
     made = outliers()
     for number in range(NUM_PEERS):
-        made.end("b", SERVED, Like("sql", -number), now=4.0, sent_at_s=3.0)
+        made.ended("b", SERVED, Like("sql", -number), now=4.0, sent_at_s=3.0)
     for number in range(6):
         send_and_end(made, FAILED, 5.0 + number / 10, -inf, now=5.1 + number / 10)
     found = []
     for sent_at_s in (4.9, 6.0, *[5.2] * MIN_BESIDE):  # before, after, and meanwhile
         found.append(ejected(made, 7.0))
-        made.end("c", SERVED, Like("sql", -1), now=7.0, sent_at_s=sent_at_s)
+        made.ended("c", SERVED, Like("sql", -1), now=7.0, sent_at_s=sent_at_s)
 
     assert found == [""] * len(found)
     assert ejected(made, 7.0) == "a"
@@ -1058,14 +1058,14 @@ def test_one_that_has_served_or_left_meanwhile_is_not_judged_again() -> None:
     served, left = outliers(), outliers()
     for made in (served, left):
         for number in range(NUM_PEERS):
-            made.end("b", SERVED, Like("sql", -number), now=4.0, sent_at_s=3.0)
+            made.ended("b", SERVED, Like("sql", -number), now=4.0, sent_at_s=3.0)
         for number in range(6):
             send_and_end(made, FAILED, 5.0 + number / 10, -inf, now=5.1 + number / 10)
     send_and_end(served, SERVED, 5.6, -inf, now=6.0)
     left.set_endpoints("bc")
     for made in (served, left):
         for _ in range(NUM_PEERS):
-            made.end("c", SERVED, Like("sql", -1), now=7.0, sent_at_s=5.2)
+            made.ended("c", SERVED, Like("sql", -1), now=7.0, sent_at_s=5.2)
 
     assert [ejected(served, 7.0), ejected(left, 7.0, "bc")] == ["", ""]
     assert not served._rows
@@ -1075,12 +1075,12 @@ def test_one_that_has_served_or_left_meanwhile_is_not_judged_again() -> None:
 def test_one_that_fails_as_others_do_is_judged_again_a_bounded_number_of_times() -> None:
     made = outliers()
     for number in range(NUM_PEERS):
-        made.end("b", FAILED, Like("sql", -number), now=4.0, sent_at_s=3.0)
-        made.end("b", SERVED, Like("sql", -number), now=4.0, sent_at_s=3.0)
+        made.ended("b", FAILED, Like("sql", -number), now=4.0, sent_at_s=3.0)
+        made.ended("b", SERVED, Like("sql", -number), now=4.0, sent_at_s=3.0)
     for number in range(6):
         send_and_end(made, FAILED, 5.0 + number / 10, -inf, now=5.1 + number / 10)
     for _ in range(2 * NUM_BESIDE):
-        made.end("c", SERVED, Like("sql", -1), now=5.6, sent_at_s=5.2)
+        made.ended("c", SERVED, Like("sql", -1), now=5.6, sent_at_s=5.2)
 
     assert made._records["a"].num_again == NUM_BESIDE
     assert ejected(made, 5.6) == ""
@@ -1094,9 +1094,9 @@ def test_answers_to_what_was_sent_before_do_not_hide_breaks_that_others_hardly_h
     made = outliers()
     for number in range(NUM_PEERS):
         verdict = BROKEN if number < num_broken else SERVED
-        made.end("b", verdict, Like("sql", -number), now=4.0, sent_at_s=number / 10)
+        made.ended("b", verdict, Like("sql", -number), now=4.0, sent_at_s=number / 10)
     for number in range(MIN_BESIDE):
-        made.end("b", SERVED, Like("sql", -number), now=5.1, sent_at_s=5.0)
+        made.ended("b", SERVED, Like("sql", -number), now=5.1, sent_at_s=5.0)
     for number in range(6):
         send_and_end(made, BROKEN, 5.0 + number / 10, 5.0, now=5.1 + number / 10)
         send_and_end(made, SERVED, number / 10, -inf, now=5.1 + number / 10)
@@ -1108,8 +1108,8 @@ def test_a_rate_is_not_compared_with_those_of_others_that_got_nothing_meanwhile(
     """One of two gets nothing for a while, and all of a flood of bad ones comes to the other."""
     made = outliers()
     for number in range(200):
-        made.end("bc"[number % 2], SERVED, Like("sql", -number), now=4.0, sent_at_s=3.0)
-        made.end("a", SERVED, Like("sql", -number), now=4.0, sent_at_s=3.0)
+        made.ended("bc"[number % 2], SERVED, Like("sql", -number), now=4.0, sent_at_s=3.0)
+        made.ended("a", SERVED, Like("sql", -number), now=4.0, sent_at_s=3.0)
     for number in range(90):
         verdict = FAILED if number % 3 else SERVED
         send_and_end(made, verdict, 5.0 + number / 50, -inf, now=5.1 + number / 50)
@@ -1122,7 +1122,7 @@ def test_short_answers_do_not_end_a_row_where_it_is_unknown_whether_they_are_err
     serve(made)
     for number in range(6):
         tell(made, "a", FAILED)
-        made.end("a", SERVED, Like("rare", number), now=0.0, num_bytes=HOLLOW_BYTES - 1)
+        made.ended("a", SERVED, Like("rare", number), now=0.0, num_bytes=HOLLOW_BYTES - 1)
 
     assert ejected(made, 0.0) == "a"
 
@@ -1143,11 +1143,11 @@ def test_beyond_its_kinds_an_answer_counts_neither_as_one_nor_by_its_length() ->
     for number in range(MAX_OWN_KINDS):
         tell(made, "b", SERVED, kind=f"kind-{number}")
     for number in range(20):
-        made.end("b", SERVED, Like("sql", number), now=0.0, num_bytes=100)
+        made.ended("b", SERVED, Like("sql", number), now=0.0, num_bytes=100)
 
     assert not made.is_hollow("a", "sql", 100)
     for number in range(10):
-        made.end("c", SERVED, Like("sql", number), now=0.0)
+        made.ended("c", SERVED, Like("sql", number), now=0.0)
     assert made.is_hollow("a", "sql", 100)
 
 
@@ -1159,7 +1159,7 @@ def test_a_break_that_others_have_too_leaves_nobody_in_doubt() -> None:
     for _ in range(3):
         for address in "bc":
             tell(made, address, BROKEN)
-    made.record_answer("a", asked_at_s=0.5)
+    made.answered("a", asked_at_s=0.5)
     tell(made, "a", BROKEN, now=1.0)
 
     assert (alone, made.standing("a", now=1.0)[1]) == (True, False)

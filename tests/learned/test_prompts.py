@@ -20,7 +20,7 @@ def prompts(*work_s: float) -> Prompts:
     """A queue of requests of so many seconds that were sent at 10.0."""
     made = Prompts(COSTS)
     for number, each in enumerate(work_s):
-        made.add(str(number), int(1000 * each), at_s=10.0, now=10.0)
+        made.picked(str(number), int(1000 * each), 1, 0.0, 10.0, 10.0)
     return made
 
 
@@ -32,9 +32,9 @@ def hear(made: Prompts, at_s: float, **fields: Any) -> float:
 
 def test_work_begins_when_it_was_sent_or_after_what_is_ahead() -> None:
     made = prompts(2.0)
-    made.add("x", 1000, at_s=9.5, now=10.0)
+    made.picked("x", 1000, 1, 0.0, 9.5, 10.0)
     assert made.done_s == 13.0
-    made.add("y", 500, 19.5, 20.0, 0.5)
+    made.picked("y", 500, 1, 0.5, 19.5, 20.0)
 
     assert made.done_s == 20.5
 
@@ -48,14 +48,14 @@ def test_a_request_never_takes_work_away_and_adds_no_more_than_the_bound(
     made, now = Prompts(COSTS), 0.0
     for num_bytes, age_s, elapsed_s in requests:
         now, before_s = now + elapsed_s, made.done_s
-        made.add(str(now), num_bytes, at_s=now - age_s, now=now)
+        made.picked(str(now), num_bytes, 1, 0.0, now - age_s, now)
 
         assert before_s <= made.done_s <= now + MAX_QUEUE_S
 
 
 def test_the_bound_is_that_of_the_moment_not_of_the_request() -> None:
     made = prompts(2 * MAX_QUEUE_S)
-    made.add("x", 1000, at_s=10.0 - MAX_AGE_S, now=10.0)
+    made.picked("x", 1000, 1, 0.0, 10.0 - MAX_AGE_S, 10.0)
 
     assert made.done_s == 10.0 + MAX_QUEUE_S
 
@@ -63,7 +63,7 @@ def test_the_bound_is_that_of_the_moment_not_of_the_request() -> None:
 @pytest.mark.parametrize(("age_s", "done_s"), [(MAX_AGE_S, 12.0), (MAX_AGE_S + 0.1, 11.0)])
 def test_an_old_request_adds_nothing(age_s: float, done_s: float) -> None:
     made = prompts(1.0)
-    made.add("x", 1000, at_s=10.0 - age_s, now=10.0)
+    made.picked("x", 1000, 1, 0.0, 10.0 - age_s, 10.0)
 
     assert made.done_s == done_s
     assert made.sent_bytes == 1000 * (done_s - 10.0)
@@ -74,9 +74,8 @@ def test_an_old_request_adds_nothing(age_s: float, done_s: float) -> None:
 
 def test_what_has_ended_is_not_ahead() -> None:
     made = prompts(9.0, 0.5, 0.25)
-    made.end("0", has_run=False)
-    made.end("unknown", has_run=True)
-    made.bound(10.0)
+    made.ended("unknown", True, 10.0)
+    made.ended("0", False, 10.0)
     assert made.done_s == 10.75
     made.bound(20.0)
 
@@ -86,9 +85,9 @@ def test_what_has_ended_is_not_ahead() -> None:
 def test_what_was_sent_before_a_request_with_a_first_token_is_computed() -> None:
     made = prompts(5.0)
     for pick_id, at_s in (("x", 10.1), ("y", 10.1), ("z", 11.0)):
-        made.add(pick_id, 2000, at_s=at_s, now=at_s)
-    made.end("x", has_run=True)
-    made.computed(10.1, now=10.5)
+        made.picked(pick_id, 2000, 1, 0.0, at_s, at_s)
+    made.ended("x", True, 10.4)
+    made.had_first_token(10.1, now=10.5)
 
     assert made.done_s == 14.5  # y and z, one after the other
 
@@ -109,8 +108,8 @@ def test_what_an_engine_counts_as_first_tokens_is_computed() -> None:
 def test_a_first_token_that_was_known_before_the_report_counts_once() -> None:
     made = prompts(1.0, 1.0, 1.0, 1.0)
     hear(made, 10.0, num_waiting=4, num_first_tokens=0)
-    made.end("0", has_run=True)
-    made.end("1", has_run=False)
+    made.ended("0", True, 10.1)
+    made.ended("1", False, 10.1)
 
     assert hear(made, 10.1, num_running=1, num_waiting=1, num_first_tokens=1) == 2.0
     assert hear(made, 10.2, num_running=1, num_first_tokens=2) == 1.0
@@ -126,7 +125,7 @@ def test_a_counter_that_falls_takes_nothing() -> None:
 
 def test_requests_alike_are_computed_one_by_one() -> None:
     made = Prompts(COSTS)
-    made.add("x", 1000, num=3, at_s=10.0, now=10.0)
+    made.picked("x", 1000, 3, 0.0, 10.0, 10.0)
     hear(made, 10.0, num_running=3, num_first_tokens=0)
     assert made.done_s == 13.0
     hear(made, 10.1, num_running=3, num_first_tokens=2)
@@ -159,7 +158,7 @@ def test_what_waits_is_ahead_whatever_the_clock_says_but_for_those_that_wait_for
 ) -> None:
     """Three wait by a report that was asked for before the last one was sent."""
     made = prompts(0.5, 0.5, 0.5, 0.5)
-    made.add("last", 1500, at_s=10.5, now=10.5)
+    made.picked("last", 1500, 1, 0.0, 10.5, 10.5)
     made.done_s = 10.0
     told = report(num_running=1, num_waiting=3, num_deferred=num_deferred)
     made.reported(told, asked_at_s=10.25, now=10.5)
@@ -185,9 +184,9 @@ def test_an_endpoint_that_is_idle_by_its_reports_has_nothing_ahead(
 def test_after_a_restart_nothing_is_ahead() -> None:
     made = prompts(9.0)
     hear(made, 10.0, num_running=1, num_first_tokens=7)
-    made.forget()
+    made.restarted()
     assert made.done_s == -inf
-    made.add("x", 1000, at_s=20.0, now=20.0)
+    made.picked("x", 1000, 1, 0.0, 20.0, 20.0)
 
     assert hear(made, 20.0, num_waiting=1, num_first_tokens=9) == 1.0
 
@@ -195,6 +194,6 @@ def test_after_a_restart_nothing_is_ahead() -> None:
 def test_it_is_remembered_how_much_was_sent_by_a_time() -> None:
     prompts = Prompts(Costs())
     for number in range(3):
-        prompts.add(f"r-{number}", 100, at_s=float(number), now=float(number))
+        prompts.picked(f"r-{number}", 100, 1, 0.0, float(number), float(number))
 
     assert [prompts.sent_by(at_s) for at_s in (-1.0, 0.0, 1.5, 9.0)] == [0, 100, 200, 300]

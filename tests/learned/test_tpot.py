@@ -27,7 +27,7 @@ def learned(claim: Claim = CHAT, *, event_bytes: float = 220.0, spread: float = 
     for _ in range(4 * MIN_RESPONSES):
         tokens = rng.randrange(50, 200)
         size = event_bytes * rng.gauss(1, spread)
-        tpots.record(claim, round(tokens * size), 0.03 * (tokens - 1), tokens)
+        tpots.ended(claim, round(tokens * size), 0.03 * (tokens - 1), tokens)
     return tpots
 
 
@@ -36,7 +36,7 @@ def judged_s(
 ) -> float | None:
     """The time per token by which a response was judged; None where it was not."""
     before = tpots.num_responses.total(), tpots.seconds.get("chat", 0.0)
-    tpots.record(CHAT, num_bytes, streamed_s, num_tokens)
+    tpots.ended(CHAT, num_bytes, streamed_s, num_tokens)
     is_judged = tpots.num_responses.total() > before[0]
     return tpots.seconds["chat"] - before[1] if is_judged else None
 
@@ -58,8 +58,8 @@ def test_responses_are_counted_by_whether_they_were_within_their_objective() -> 
     tpots = learned()
     before = dict(tpots.num_responses)
     for tpot_s in (0.04, 0.06, 0.06):
-        tpots.record(CHAT, 220 * 101, tpot_s * 100, None)
-    tpots.record(Claim(route="chat"), 220 * 101, 3.0, None)
+        tpots.ended(CHAT, 220 * 101, tpot_s * 100, None)
+    tpots.ended(Claim(route="chat"), 220 * 101, 3.0, None)
 
     assert tpots.num_responses["chat", "true"] - before["chat", "true"] == 1
     assert tpots.num_responses["chat", "false"] == 2
@@ -71,7 +71,7 @@ def test_routes_differ_in_what_a_token_takes() -> None:
     tpots = learned()
     other = Claim(route="logprobs")
     for _ in range(MIN_RESPONSES):
-        tpots.record(other, 100 * 1_500, 3.0, 100)
+        tpots.ended(other, 100 * 1_500, 3.0, 100)
 
     assert tpots.sizes["chat"].num_bytes == pytest.approx(220, rel=0.02)
     assert tpots.sizes["logprobs"].num_bytes == 1_500
@@ -106,7 +106,7 @@ def test_responses_without_bytes_or_tokens_teach_nothing(
 ) -> None:
     tpots = Tpots()
     for _ in range(10 * MIN_RESPONSES):
-        tpots.record(CHAT, num_bytes, 3.0, num_tokens)
+        tpots.ended(CHAT, num_bytes, 3.0, num_tokens)
 
     assert not tpots.sizes
 
@@ -115,7 +115,7 @@ def test_routes_beyond_the_most_share_a_name() -> None:
     tpots = Tpots()
     for _ in range(2 * MIN_RESPONSES):
         for number in range(2 * MAX_ROUTES):
-            tpots.record(Claim(route=f"route-{number}"), 220 * 100, 3.0, 100)
+            tpots.ended(Claim(route=f"route-{number}"), 220 * 100, 3.0, 100)
 
     assert len(tpots.sizes) == MAX_ROUTES + 1
     assert tpots.num_responses[OTHER, "none"] > MAX_ROUTES

@@ -343,7 +343,7 @@ def heard(
     Its endpoint comes into the group `group` meanwhile.
     """
     pool, told = Pool(PoolSettings(groups={"l4": ServerFlags()})), []
-    monkeypatch.setattr(pool.speeds, "record_first_token", lambda *of: told.append(of[-1]))
+    monkeypatch.setattr(pool.speeds, "had_first_token", lambda *of: told.append(of[-1]))
     pool.set_endpoints([endpoint(1), endpoint(2)])
     pool.record_report(address(1), report(max_loras=1), taken_at_s=0.0)
     held = request("a", arrived_at_s=0.5, **info)

@@ -117,8 +117,8 @@ def report(
 def used(residency: Residency, *adapters: str, now: float = 0.0) -> None:
     """One request after the other, the first ending at `now`, each a second after the other."""
     for i, adapter in enumerate(adapters):
-        residency.start(adapter)
-        residency.finish(adapter, now=now + i)
+        residency.picked(adapter)
+        residency.ended(adapter, 1, True, now + i)
 
 
 @pytest.fixture
@@ -147,17 +147,17 @@ def test_it_equals_an_exact_lru_when_every_request_is_ours(
     if is_polled:
         for adapter in listing:
             engine.load(adapter)
-        residency.record_registered(listing, now=0.0)
+        residency.listed(listing, now=0.0)
 
     for kind, adapter, number in sequence:
         if kind == "send":
             engine.submit(adapter, number)
-            residency.start(adapter)
+            residency.picked(adapter)
         elif kind == "refuse":
-            residency.start(adapter)
-            residency.finish(adapter, now=engine.now, has_run=False)
+            residency.picked(adapter)
+            residency.ended(adapter, 1, False, engine.now)
         elif kind == "report":
-            residency.record_report(engine.report(), taken_at_s=engine.now + 0.5)
+            residency.reported(engine.report(), now=engine.now + 0.5)
         else:
             for _ in range(number):
                 engine.begin_step()
@@ -166,7 +166,7 @@ def test_it_equals_an_exact_lru_when_every_request_is_ours(
                 assert set(residency.cpu_adapters) == set(engine.cpu)
 
                 for ended in engine.end_step():
-                    residency.finish(ended, now=engine.now)
+                    residency.ended(ended, 1, True, engine.now)
 
 
 @given(
@@ -190,8 +190,8 @@ def test_one_report_and_one_listing_tell_it_too(
         engine.step()
 
     residency = Residency(max_loras=None, max_cpu_loras=4)
-    residency.record_registered(listing, now=engine.now)
-    residency.record_report(engine.report() if engine.log else report(), taken_at_s=engine.now)
+    residency.listed(listing, now=engine.now)
+    residency.reported(engine.report() if engine.log else report(), now=engine.now)
 
     assert_same_but_for_ties(residency.gpu_adapters, engine.gpu, engine)
     assert_same_but_for_ties(residency.cpu_adapters, engine.cpu, engine)
@@ -212,14 +212,14 @@ def test_requests_of_others_are_placed_among_ours(
     def step() -> None:
         for adapter in engine.step():
             if adapter in ours:
-                residency.finish(adapter, now=engine.now)
-        residency.record_report(engine.report(), taken_at_s=engine.now + 0.5)
+                residency.ended(adapter, 1, True, engine.now)
+        residency.reported(engine.report(), now=engine.now + 0.5)
 
-    residency.record_report(engine.report(), taken_at_s=0.5)
+    residency.reported(engine.report(), now=0.5)
     for adapter, num_tokens, num_steps in requests:
         engine.submit(adapter, num_tokens)
         if adapter in ours:
-            residency.start(adapter)
+            residency.picked(adapter)
         for _ in range(num_steps):
             step()
     while not engine.is_idle:
@@ -254,7 +254,7 @@ def test_a_page_that_takes_its_time_leaves_the_logs_order_as_it_is(
         steps(steps_to_write)
         page = engine.report()
         steps(steps_to_arrive)
-        residency.record_report(page, taken_at_s=engine.now + 0.5, asked_at_s=asked_at_s)
+        residency.reported(page, now=engine.now + 0.5, asked_at_s=asked_at_s)
 
     scrape()
     for adapter, num_tokens, steps_to_write, steps_to_arrive in requests:
@@ -295,19 +295,19 @@ def test_what_it_says_is_always_possible(
     most = max(slots, max_loras or 1)
     for now, (kind, what) in enumerate(inputs):
         if kind == "start":
-            residency.start(str(what))
+            residency.picked(str(what))
         elif kind == "finish":
             if what in residency.in_flight:
-                residency.finish(str(what), now=now)
+                residency.ended(str(what), 1, True, now)
         elif kind == "register":
             assert isinstance(what, set)
-            residency.record_registered(sorted(what), now=now)
+            residency.listed(sorted(what), now=now)
         elif kind == "report":
             assert isinstance(what, dict)
             log = sorted(what.items(), key=lambda seen: -seen[1])
             active = [name for name, wall_s in log if wall_s == log[0][1]]
             stated = report(*log, max_loras=stated_slots, active=active)
-            residency.record_report(stated, taken_at_s=now)
+            residency.reported(stated, now=now)
         else:
             residency.forget()
         gpu, cpu = residency.gpu_adapters, residency.cpu_adapters
@@ -335,7 +335,7 @@ def test_with_unknown_slots_only_the_most_recent_one_is_sure() -> None:
     used(residency, "a0", "a1")
     assert list(residency.gpu_adapters) == list(residency.cpu_adapters) == ["a1"]
 
-    residency.record_report(report(max_loras=2), taken_at_s=9.0)
+    residency.reported(report(max_loras=2), now=9.0)
 
     assert residency.gpu_adapters == residency.cpu_adapters == ("a1", "a0")
 
@@ -343,17 +343,17 @@ def test_with_unknown_slots_only_the_most_recent_one_is_sure() -> None:
 def test_what_the_engine_says_of_its_slots_beats_configuration() -> None:
     """And the CPU cache is never smaller than the GPU slots."""
     residency = Residency(max_loras=2, max_cpu_loras=2)
-    residency.record_report(report(max_loras=3), taken_at_s=-1.0)
+    residency.reported(report(max_loras=3), now=-1.0)
     used(residency, *(f"a{i}" for i in range(6)))
 
     assert residency.gpu_adapters == residency.cpu_adapters == ("a5", "a4", "a3")
 
 
 def test_an_end_that_is_heard_of_late_counts_from_when_it_was(residency: Residency) -> None:
-    residency.start("late")
+    residency.picked("late")
     used(residency, "a0", "a1", now=5.0)
 
-    residency.finish("late", now=4.0)
+    residency.ended("late", 1, True, 4.0)
 
     assert residency.cpu_adapters == ("a1", "a0", "late")
 
@@ -361,21 +361,21 @@ def test_an_end_that_is_heard_of_late_counts_from_when_it_was(residency: Residen
 def test_ends_heard_of_in_one_moment_keep_their_order(residency: Residency) -> None:
     """Whatever the log says of them later."""
     for adapter in ("a1", "a0"):
-        residency.start(adapter)
+        residency.picked(adapter)
     for adapter in ("a1", "a0"):
-        residency.finish(adapter, now=3.0)
+        residency.ended(adapter, 1, True, 3.0)
 
-    residency.record_report(report(("a0", WALL_S), ("a1", WALL_S)), taken_at_s=4.0)
+    residency.reported(report(("a0", WALL_S), ("a1", WALL_S)), now=4.0)
 
     assert residency.gpu_adapters == ("a0", "a1")
 
 
 def test_a_request_that_never_ran_loads_nothing(residency: Residency) -> None:
     used(residency, "a0")
-    residency.start("refused")
+    residency.picked("refused")
     assert list(residency.gpu_adapters) == ["refused", "a0"]
 
-    residency.finish("refused", now=2.0, has_run=False)
+    residency.ended("refused", 1, False, 2.0)
 
     assert residency.cpu_adapters == ("a0",)
 
@@ -383,34 +383,34 @@ def test_a_request_that_never_ran_loads_nothing(residency: Residency) -> None:
 def test_the_end_of_what_a_process_had_that_is_gone_is_counted_and_touches_nothing(
     residency: Residency,
 ) -> None:
-    residency.start("a0", 2)
+    residency.picked("a0", 2)
     residency.forget()
 
-    residency.finish("a0", now=1.0)
+    residency.ended("a0", 1, True, 1.0)
 
     assert (residency.cpu_adapters, residency.in_flight) == ((), {"a0": 1})
 
 
 def test_a_request_of_a_new_process_runs_beside_ends_of_the_last_one(residency: Residency) -> None:
-    residency.start("a0", 2)
+    residency.picked("a0", 2)
     residency.forget()
-    residency.start("a0")
+    residency.picked("a0")
 
-    residency.finish("a0", now=1.0, num=2)
+    residency.ended("a0", 2, True, 1.0)
 
     assert (residency.cpu_adapters, residency.in_flight) == (("a0",), {"a0": 1})
 
 
 def test_what_waits_for_a_slot_gets_it_when_one_is_free(residency: Residency) -> None:
     for adapter in ("a0", "a1", "a2"):
-        residency.start(adapter)
-    residency.start("a0")
+        residency.picked(adapter)
+    residency.picked("a0")
     assert set(residency.gpu_adapters) == set(residency.cpu_adapters) == {"a0", "a1"}
 
-    residency.finish("a0", now=2.0)
+    residency.ended("a0", 1, True, 2.0)
     assert set(residency.gpu_adapters) == {"a0", "a1"}
 
-    residency.finish("a0", now=3.0)
+    residency.ended("a0", 1, True, 3.0)
     assert set(residency.gpu_adapters) == {"a1", "a2"}
     assert residency.cpu_adapters[2:] == ("a0",)
 
@@ -418,10 +418,10 @@ def test_what_waits_for_a_slot_gets_it_when_one_is_free(residency: Residency) ->
 def test_an_end_shows_that_an_adapter_had_a_slot(residency: Residency) -> None:
     """We can be wrong about which of many adapters run; what ended was there."""
     for adapter in ("a0", "a1", "a2", "a2"):
-        residency.start(adapter)
+        residency.picked(adapter)
     assert "a2" not in residency.cpu_adapters
 
-    residency.finish("a2", now=1.0)
+    residency.ended("a2", 1, True, 1.0)
 
     assert residency.cpu_adapters == ("a0", "a1", "a2")
 
@@ -429,10 +429,10 @@ def test_an_end_shows_that_an_adapter_had_a_slot(residency: Residency) -> None:
 def test_the_engine_shows_which_of_ours_hold_slots(residency: Residency) -> None:
     """Requests need not arrive in the order in which they were sent."""
     for adapter in ("a0", "a1", "a2"):
-        residency.start(adapter)
+        residency.picked(adapter)
 
     log = [("a1", WALL_S), ("a2", WALL_S)]
-    residency.record_report(report(*log, active=["a1", "a2"]), taken_at_s=1.0)
+    residency.reported(report(*log, active=["a1", "a2"]), now=1.0)
 
     assert set(residency.gpu_adapters) == {"a1", "a2"}
 
@@ -440,11 +440,11 @@ def test_the_engine_shows_which_of_ours_hold_slots(residency: Residency) -> None
 def test_a_slot_seen_is_lost_with_the_last_request() -> None:
     """What comes later waits its turn, though the last report still shows the adapter."""
     residency = Residency(max_loras=1, max_cpu_loras=1)
-    residency.start("a0")
-    residency.record_report(report(("a0", WALL_S), max_loras=1, active=["a0"]), taken_at_s=1.0)
-    residency.finish("a0", now=2.0)
-    residency.start("a1")
-    residency.start("a0")
+    residency.picked("a0")
+    residency.reported(report(("a0", WALL_S), max_loras=1, active=["a0"]), now=1.0)
+    residency.ended("a0", 1, True, 2.0)
+    residency.picked("a1")
+    residency.picked("a0")
 
     assert residency.gpu_adapters == ("a1",)
 
@@ -452,11 +452,11 @@ def test_a_slot_seen_is_lost_with_the_last_request() -> None:
 def test_what_others_run_stays_most_recent_until_a_report_says_otherwise(
     residency: Residency,
 ) -> None:
-    residency.record_report(report(("theirs", WALL_S), active=["theirs"]), taken_at_s=0.0)
+    residency.reported(report(("theirs", WALL_S), active=["theirs"]), now=0.0)
     used(residency, "a0", "a1", now=1.0)
     assert residency.gpu_adapters == ("theirs", "a1")
 
-    residency.record_report(report(("theirs", WALL_S)), taken_at_s=4.0)
+    residency.reported(report(("theirs", WALL_S)), now=4.0)
 
     assert residency.gpu_adapters == ("a1", "a0")
     assert residency.cpu_adapters == ("a1", "a0", "theirs")
@@ -464,12 +464,12 @@ def test_what_others_run_stays_most_recent_until_a_report_says_otherwise(
 
 def test_the_log_does_not_move_what_we_use_ourselves(residency: Residency) -> None:
     """An answer's last token does not show in it, and its clock is not ours."""
-    residency.record_report(report(("a0", WALL_S)), taken_at_s=0.0)
-    residency.start("a0")
-    residency.finish("a0", now=1.5)
+    residency.reported(report(("a0", WALL_S)), now=0.0)
+    residency.picked("a0")
+    residency.ended("a0", 1, True, 1.5)
     used(residency, "a1", now=1.6)
 
-    residency.record_report(report(("a0", WALL_S + 1.4), ("a1", WALL_S + 1.5)), taken_at_s=9.0)
+    residency.reported(report(("a0", WALL_S + 1.4), ("a1", WALL_S + 1.5)), now=9.0)
 
     assert residency.cpu_adapters == ("a1", "a0")
 
@@ -483,15 +483,15 @@ def test_the_clocks_offset_is_learned(
 ) -> None:
     """Between two reports far apart, another router's use is before or after our own."""
     log = {"x": skew_s}
-    residency.record_report(report(*log.items()), taken_at_s=0.0)
+    residency.reported(report(*log.items()), now=0.0)
     for taken_at_s, at_s in ((2.0, 0.1), (4.0, 3.9)):  # soon after a scrape, just before one
         log["x"] = skew_s + at_s
-        residency.record_report(report(*log.items()), taken_at_s=taken_at_s)
+        residency.reported(report(*log.items()), now=taken_at_s)
 
-    residency.record_report(report(*log.items()), taken_at_s=20.0)
+    residency.reported(report(*log.items()), now=20.0)
     used(residency, "a0", now=22.0)
     log["theirs"] = skew_s + theirs_s
-    residency.record_report(report(*log.items()), taken_at_s=24.0)
+    residency.reported(report(*log.items()), now=24.0)
 
     assert residency.gpu_adapters == order
 
@@ -506,10 +506,10 @@ def test_a_clock_that_is_set_misplaces_nothing_beyond_one_report(
     for second in range(40):
         wall_s = WALL_S + (step_s if second >= 20 else 0.0)
         used(residency, "before", now=second + 0.1)
-        residency.record_report(report(*log.items()), taken_at_s=second + 0.2)
+        residency.reported(report(*log.items()), now=second + 0.2)
         used(residency, "between", now=second + 0.3)
         log["theirs"] = wall_s + second + 0.5
-        residency.record_report(report(*log.items()), taken_at_s=second + 0.6)
+        residency.reported(report(*log.items()), now=second + 0.6)
         used(residency, "after", now=second + 0.7)
         order = residency.cpu_adapters
 
@@ -537,48 +537,48 @@ def test_a_log_that_is_the_last_one_says_what_an_equal_one_does(
         if is_new:
             log = tuple((name, WALL_S + at_s) for name, at_s in dict(entries).items())
         if sent is not None:
-            same.start(sent)
-            equal.start(sent)
+            same.picked(sent)
+            equal.picked(sent)
         active = frozenset(name for name, at_s in log if at_s == max(at for _, at in log))
         for made, said in ((same, log), (equal, tuple(each for each in log))):
             report = LoadReport(max_loras=3, active_adapters=active, adapter_log=said)
-            made.record_report(report, taken_at_s=float(now))
+            made.reported(report, now=float(now))
 
         assert same.arranged == equal.arranged
 
 
 def test_names_of_the_first_listing_were_loaded_before_all_else(residency: Residency) -> None:
-    residency.record_report(report(("a1", WALL_S)), taken_at_s=0.0)
-    residency.record_registered(["a0", "a1", "a2", "a3", "a4"], now=1.0)
+    residency.reported(report(("a1", WALL_S)), now=0.0)
+    residency.listed(["a0", "a1", "a2", "a3", "a4"], now=1.0)
 
     assert residency.gpu_adapters == ("a1", "a4")
     assert residency.cpu_adapters == ("a1", "a4", "a3", "a2")
 
 
 def test_a_name_that_appears_was_loaded(residency: Residency) -> None:
-    residency.record_registered(["a0"], now=0.0)
+    residency.listed(["a0"], now=0.0)
     used(residency, "a0", now=1.0)
 
-    residency.record_registered(["a0", "a1", "a2"], now=5.0)
+    residency.listed(["a0", "a1", "a2"], now=5.0)
 
     assert residency.cpu_adapters == ("a2", "a1", "a0")
 
 
 def test_a_use_is_later_than_the_load_that_it_needed(residency: Residency) -> None:
     """The listing is polled rarely: an adapter may be used before we see that it is there."""
-    residency.record_registered(["a0"], now=0.0)
-    residency.record_report(report(("a1", WALL_S)), taken_at_s=1.0)
+    residency.listed(["a0"], now=0.0)
+    residency.reported(report(("a1", WALL_S)), now=1.0)
     used(residency, "a0", now=2.0)
 
-    residency.record_registered(["a0", "a1"], now=5.0)
+    residency.listed(["a0", "a1"], now=5.0)
 
     assert residency.cpu_adapters == ("a0", "a1")
 
 
 def test_an_unloaded_adapter_is_of_no_use_but_keeps_its_slot(residency: Residency) -> None:
-    residency.record_registered(["a0", "a1", "a2"], now=0.0)
+    residency.listed(["a0", "a1", "a2"], now=0.0)
 
-    residency.record_registered(["a0", "a1"], now=1.0)
+    residency.listed(["a0", "a1"], now=1.0)
 
     assert residency.gpu_adapters == ("a1",)
     assert residency.cpu_adapters == ("a1", "a0")
@@ -589,14 +589,14 @@ def test_an_unloaded_adapter_is_of_no_use_but_keeps_its_slot(residency: Residenc
 
 
 def test_an_adapter_loaded_again_stands_beside_its_old_self(residency: Residency) -> None:
-    residency.record_registered(["a0", "a1", "a2"], now=0.0)
-    residency.record_registered(["a0", "a1"], now=1.0)
-    residency.record_registered(["a0", "a1", "a2"], now=2.0)
+    residency.listed(["a0", "a1", "a2"], now=0.0)
+    residency.listed(["a0", "a1"], now=1.0)
+    residency.listed(["a0", "a1", "a2"], now=2.0)
 
     assert list(residency.gpu_adapters) == ["a2"]
     assert list(residency.cpu_adapters) == ["a2", "a1", "a0"]
 
-    residency.record_registered(["a0", "a1", "a2", "a3"], now=3.0)
+    residency.listed(["a0", "a1", "a2", "a3"], now=3.0)
     assert list(residency.cpu_adapters) == ["a3", "a2", "a1"]
 
     used(residency, "a0", now=4.0)
@@ -607,14 +607,14 @@ def test_an_adapter_loaded_again_stands_beside_its_old_self(residency: Residency
 
 
 def test_after_forgetting_it_starts_from_nothing(residency: Residency) -> None:
-    residency.record_registered(["a0"], now=0.0)
-    residency.record_report(report(("a0", WALL_S), active=["a0"]), taken_at_s=1.0)
-    residency.start("a0")
+    residency.listed(["a0"], now=0.0)
+    residency.reported(report(("a0", WALL_S), active=["a0"]), now=1.0)
+    residency.picked("a0")
 
     residency.forget()
     assert not residency.cpu_adapters
 
-    residency.record_registered(["a1", "a2"], now=3.0)
+    residency.listed(["a1", "a2"], now=3.0)
     assert residency.cpu_adapters == ("a2", "a1")
 
 
@@ -622,7 +622,7 @@ def test_what_the_engine_states_wins(residency: Residency) -> None:
     """In our order, what we did not know of last; the GPU's are in the CPU cache too."""
     used(residency, "a0", "a1", "a2")
 
-    residency.record_report(report(gpu=["new", "a0"], cpu=["a1"]), taken_at_s=9.0)
+    residency.reported(report(gpu=["new", "a0"], cpu=["a1"]), now=9.0)
 
     assert residency.gpu_adapters == ("a0", "new")
     assert residency.cpu_adapters == ("a1", "a0", "new")
@@ -633,7 +633,7 @@ def test_an_engine_that_states_its_slots_alone_leaves_the_cache_to_inference(
 ) -> None:
     used(residency, "a0", "a1", "a2", "a3")
 
-    residency.record_report(report(gpu=["a0", "new"]), taken_at_s=9.0)
+    residency.reported(report(gpu=["a0", "new"]), now=9.0)
 
     assert residency.gpu_adapters == ("a0", "new")
     assert residency.cpu_adapters == ("a0", "new", "a3", "a2")
@@ -644,7 +644,7 @@ def test_an_engine_that_states_its_cache_alone_leaves_the_slots_to_inference(
 ) -> None:
     used(residency, "a0", "a1", "a2", "a3")
 
-    residency.record_report(report(cpu=["a0", "a3", "a2"]), taken_at_s=9.0)
+    residency.reported(report(cpu=["a0", "a3", "a2"]), now=9.0)
 
     assert residency.gpu_adapters == ("a3", "a2")
     assert residency.cpu_adapters == ("a3", "a2", "a0")
@@ -660,7 +660,7 @@ def test_an_engine_that_never_stops_naming_adapters_is_remembered_in_part(
     for scrape in range(12):
         log = [(f"{scrape}-{number}", 1e9 + scrape) for number in range(num_each)]
         told = LoadReport(adapter_log=tuple(log), max_loras=max_loras)
-        residency.record_report(told, taken_at_s=float(scrape))
+        residency.reported(told, now=float(scrape))
 
     remembered = [value for value in vars(residency).values() if hasattr(value, "__len__")]
     assert max(map(len, remembered)) < MAX_REMEMBERED + num_each
@@ -670,28 +670,28 @@ def test_an_engine_that_never_stops_naming_adapters_is_remembered_in_part(
 def test_as_many_are_remembered_as_the_operator_says_there_are() -> None:
     num = 2 * MAX_REMEMBERED
     residency = Residency(max_loras=1, max_cpu_loras=num)
-    residency.record_registered([str(number) for number in range(num)], now=0.0)
+    residency.listed([str(number) for number in range(num)], now=0.0)
 
     assert len(residency.cpu_adapters) == num
 
 
 def test_of_a_listing_of_thousands_the_last_loaded_are_remembered() -> None:
     residency = Residency(max_loras=3, max_cpu_loras=None)
-    residency.record_registered(["old", "used"], now=0.0)
-    residency.start("used")
-    residency.finish("used", now=2.0)
+    residency.listed(["old", "used"], now=0.0)
+    residency.picked("used")
+    residency.ended("used", 1, True, 2.0)
     new = [str(number) for number in range(3 * MAX_REMEMBERED)]
-    residency.record_registered(["used", *new, "old"], now=3.0)
+    residency.listed(["used", *new, "old"], now=3.0)
 
     assert residency.gpu_adapters == (new[-1], new[-2], new[-3])
 
 
 def test_one_that_is_loaded_again_first_of_thousands_is_no_second_one() -> None:
     residency = Residency(max_loras=3, max_cpu_loras=None)
-    residency.record_registered(["again"], now=0.0)
-    residency.record_registered([], now=1.0)
+    residency.listed(["again"], now=0.0)
+    residency.listed([], now=1.0)
     new = [str(number) for number in range(MAX_REMEMBERED)]
-    residency.record_registered(["again", *new], now=2.0)
+    residency.listed(["again", *new], now=2.0)
 
     assert residency.gpu_adapters == (new[-1], new[-2], new[-3])
 
@@ -708,7 +708,7 @@ def test_another_size_of_the_cpu_cache_holds_at_once(
     for now, adapter in enumerate(uses):
         for residency in (resized, always):
             used(residency, adapter, now=float(now))
-            residency.record_report(report(), taken_at_s=now + 0.5)
+            residency.reported(report(), now=now + 0.5)
     num_kept = len(resized.cpu_adapters)
     resized.configure(max_loras=1, max_cpu_loras=after)
 

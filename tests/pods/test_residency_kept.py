@@ -29,32 +29,32 @@ def _apply(residency: Residency, event: tuple[object, ...], now: float) -> Chang
         case ("report", list() as active, list() as ended, slots):
             log = [(name, 1e9 + now) for name in active]
             log += [(name, 1e9 + now - 0.5) for name in ended if name not in active]
-            residency.record_report(
+            residency.reported(
                 LoadReport(
                     max_loras=slots if isinstance(slots, int) else None,
                     active_adapters=frozenset(active),
                     adapter_log=tuple(log),
                 ),
-                taken_at_s=now,
+                now=now,
             )
         case ("start", str() as name):
-            return residency.start(name)
+            return residency.picked(name)
         case ("finish", str() as name, bool() as has_run, bool() as is_late):
             at_s = now - (5.0 if is_late else 0.25)
             if name not in residency.in_flight:
                 return THIS_ADAPTER  # nothing ends that has not begun
-            return residency.finish(name, now=at_s, has_run=has_run)
+            return residency.ended(name, 1, has_run, at_s)
         case ("stated", list() as gpu, cpu):
-            residency.record_report(
+            residency.reported(
                 LoadReport(
                     max_loras=2,
                     gpu_adapters=frozenset(gpu),
                     cpu_adapters=frozenset(cpu) if isinstance(cpu, list) else None,
                 ),
-                taken_at_s=now,
+                now=now,
             )
         case ("registered", list() as names):
-            residency.record_registered(names, now=now)
+            residency.listed(names, now=now)
         case ("resize", size):
             places = size if isinstance(size, int) else None
             residency.configure(max_loras=2, max_cpu_loras=places)
@@ -117,8 +117,8 @@ def test_what_is_kept_is_what_would_be_concluded_afresh(
 
 def test_a_report_of_the_same_adapters_keeps_the_conclusions() -> None:
     residency = Residency(max_loras=2, max_cpu_loras=4)
-    residency.record_registered(NAMES, now=0.0)
-    residency.start("a")
+    residency.listed(NAMES, now=0.0)
+    residency.picked("a")
     for now in (1.0, 2.0):
         _apply(residency, ("report", ["a"], [], 2), now)
     before = residency.gpu_adapters

@@ -58,7 +58,7 @@ def hear(
     pod = made.find(address(number))
     assert pod is not None
     told = Probe(num_bytes, load, before_bytes, is_behind)
-    made.speeds.record_first_token(
+    made.speeds.had_first_token(
         pod, told, next(LATER_S) if sent_at_s is None else sent_at_s, ttft_s
     )
 
@@ -307,10 +307,10 @@ def test_what_is_heard_of_an_endpoint_that_left_teaches_nothing() -> None:
     assert gone is not None
     made.set_endpoints([endpoint(1)])
     for n in range(100):
-        made.speeds.record_first_token(gone, Probe(n, Load.NONE), 0.0, 1.0 * n)
+        made.speeds.had_first_token(gone, Probe(n, Load.NONE), 0.0, 1.0 * n)
     assert costs(made) == GIVEN
     made.set_endpoints([])
-    made.speeds.record_first_token(gone, Probe(1, Load.NONE), 0.0, 1.0)
+    made.speeds.had_first_token(gone, Probe(1, Load.NONE), 0.0, 1.0)
 
     assert not made.snapshot(now=0.0).endpoints
 

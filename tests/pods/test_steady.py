@@ -55,7 +55,7 @@ def test_what_was_told_long_ago_need_not_be_counted_again(
     for passed_s, num, took_s in told:
         now += passed_s
         if took_s is None:
-            others.began(num, num, now)
+            others.picked(num, num, now)
             begun.append((now, num))
         elif num <= others.num_from_peers:
             others.ended(num, num, now - took_s, now)

@@ -137,7 +137,7 @@ def test_a_refusal_that_reaches_the_client_is_a_failure_that_the_request_may_exp
     like = likeness(request("a"))
     for number in range(60):
         like = replace(like, source=number)
-        made.outliers.end(B, Evidence.SERVED, like, now=1.0, sent_at_s=1.0)
+        made.outliers.ended(B, Evidence.SERVED, like, now=1.0, sent_at_s=1.0)
     for number in range(6):
         sent = pick(f"r-{number}", info=request("a", body_bytes=number), endpoints=(A,))
         made.flights.start(sent, now=1.0)

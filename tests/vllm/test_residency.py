@@ -52,7 +52,7 @@ class Router:
         query = "&".join(f"name[]={family}" for family in PROFILE.families)
         page = await self.client.get(f"/metrics/?{query}")
         report = parse_report(page, PROFILE)
-        self.residency.record_report(report, taken_at_s=time.monotonic(), asked_at_s=asked_at_s)
+        self.residency.reported(report, now=time.monotonic(), asked_at_s=asked_at_s)
         self.num_scrapes += 1
         return report
 
@@ -64,14 +64,14 @@ class Router:
 
     async def poll(self) -> None:
         adapters = await self.client.adapters()
-        self.residency.record_registered(adapters, now=time.monotonic())
+        self.residency.listed(adapters, now=time.monotonic())
 
     async def send(self, model: str, max_tokens: int) -> None:
         if model != BASE_MODEL:
-            self.residency.start(model)
+            self.residency.picked(model)
         await self.client.complete(model, max_tokens=max_tokens)
         if model != BASE_MODEL:
-            self.residency.finish(model, now=time.monotonic())
+            self.residency.ended(model, 1, True, time.monotonic())
 
     @asynccontextmanager
     async def scraping(self) -> AsyncIterator[None]:
@@ -259,11 +259,11 @@ async def test_a_client_that_leaves_ends_what_its_adapter_holds(router: Router) 
     """An abandoned request has touched its adapter until it was abandoned, and not after."""
     gone, *others = STARTED_WITH[:3]
     task = asyncio.create_task(router.client.complete(gone, max_tokens=450))
-    router.residency.start(gone)
+    router.residency.picked(gone)
     await asyncio.sleep(0.2)
     task.cancel()
     await asyncio.sleep(0.2)
-    router.residency.finish(gone, now=time.monotonic())
+    router.residency.ended(gone, 1, True, time.monotonic())
     await assert_equals_engine(router)
 
     for adapter in others:
