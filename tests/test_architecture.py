@@ -626,7 +626,7 @@ CEILINGS = {
     "discovery": 1_862,
     "observe": 2_626,
     "config": 980,
-    "service": 901,
+    "service": 900,
     "plugins": 72,
     "stack": 286,
     "lab": 6_486,
