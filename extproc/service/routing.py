@@ -160,9 +160,12 @@ class Routing:
         tried, settings = make_tried(config), config.policy.trial
         if tried is None or settings is None:
             return None
-        on_worse, by_tenant = partial(self.arms.found_worse, settings.name), settings.by == "tenant"
-        trial = PolicyTrial(settings.name, settings.share, by_tenant=by_tenant, on_worse=on_worse)
-        return tried, trial
+        return tried, PolicyTrial(
+            settings.name,
+            settings.share,
+            by_tenant=settings.by == "tenant",
+            on_worse=partial(self.arms.found_worse, settings.name),
+        )
 
     def _follow_trial(self) -> None:
         """Record for the trial that has begun, or for none."""
