@@ -16,10 +16,10 @@ from extproc.commands.fakepod import profile_of
 from extproc.lab.calibration.fromrecord import FITTED, fit_record
 from extproc.lab.engine.profiles import PROFILES, EngineProfile
 from extproc.lab.fleet.settings import FleetSettings
-from extproc.lab.trials.charts import COLOURS, Bar, bar_chart
+from extproc.lab.trials.charts import COLOURS, bar_chart
 from extproc.lab.trials.prospects import Prospect, prospects
 from extproc.lab.trials.report import templates
-from extproc.lab.trials.table import line
+from extproc.lab.trials.table import table
 from extproc.lab.trials.whatif import (
     Case,
     PredictedTime,
@@ -132,7 +132,7 @@ def whatif(
             compared = compare_times(chosen, seen)
             typer.echo(f"\nHow well the model tells what happened ({cases[0].policy}):\n")
             rows = time_rows(compared)
-            typer.echo(_table(TIMES, rows))
+            typer.echo(table(TIMES, rows))
             if said := advice(compared):
                 raise failure(said, FAILED)
         typer.echo("\nWhat it would have been, with 95 % intervals:\n")
@@ -141,7 +141,7 @@ def whatif(
             return result if case == cases[0] else add(simulate(chosen, settings, case), added_s)
 
         found = list(prospects(cases, run, Slo(ttft, tpot)))
-        typer.echo(_table(PROSPECTS, prospect_rows(found)))
+        typer.echo(table(PROSPECTS, prospect_rows(found)))
         if html:
             page = _page(_about(whole, chosen), doubt, rows, found, settings.profile.provenance)
             record.with_suffix(".html").write_text(page, encoding="utf-8")
@@ -268,12 +268,8 @@ def prospect_rows(found: Iterable[Prospect]) -> Rows:
     ]
 
 
-def _table(heads: Sequence[str], rows: Rows) -> str:
-    return "\n".join([line(*heads), "|---" * len(heads) + "|", *(line(*row) for row in rows)])
-
-
 def _cell(value: Interval, factor: float) -> str:
-    mean, low, high = (factor * (each or 0.0) for each in (value.mean, value.low, value.high))
+    mean, low, high = _scaled(value, factor)
     return f"{mean:.1f} ({low:.1f} to {high:.1f})"
 
 
@@ -287,11 +283,15 @@ def _bars(found: Sequence[Prospect]) -> list[tuple[str, str, str]]:
         ("time to first token, 99th percentile, ms", 1e3, attrgetter("ttft_p99_s")),
     )
     return [
-        ("", bar_chart([_bar(name, of(e), factor) for name, e in cases], label), "")
+        (
+            "",
+            bar_chart([(name, *_scaled(of(e), factor), COLOURS[0]) for name, e in cases], label),
+            "",
+        )
         for label, factor, of in figures
     ]
 
 
-def _bar(name: str, value: Interval, factor: float) -> Bar:
-    low, high = (factor * (each or 0.0) for each in (value.low, value.high))
-    return name, factor * value.mean, low, high, COLOURS[0]
+def _scaled(value: Interval, factor: float) -> tuple[float, float, float]:
+    """Return a mean and its bounds, as a prospect has them always."""
+    return factor * value.mean, factor * (value.low or 0.0), factor * (value.high or 0.0)

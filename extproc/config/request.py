@@ -20,8 +20,10 @@ MESSAGE_OVERHEAD_BYTES = 1024 * 1024
 
 
 def _names_session(text: str) -> str:
-    known = *AllMembers.__struct_fields__, *steering.FIELDS
-    if SOURCE.fullmatch(text) is None or text.removeprefix("body:") in known:
+    if SOURCE.fullmatch(text) is None or text.removeprefix("body:") in (
+        *AllMembers.__struct_fields__,
+        *steering.FIELDS,
+    ):
         raise ValueError(
             "header:NAME, cookie:NAME, or body:FIELD of a field that says nothing else"
         )

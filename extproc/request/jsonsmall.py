@@ -32,7 +32,7 @@ _NOTHING = msgspec.Raw()
 
 class Members(msgspec.Struct, gc=False):
     """Narrow types, so that decoding stops at the first byte of a huge list for a name; then the
-    prompt's parts as they stand in the body. What is decoded has `steering.FIELDS`, too."""
+    prompt's parts as they stand in the body. Decoders add `steering.FIELDS`."""
 
     model: str | None = None
     previous_response_id: str | None = None

@@ -131,7 +131,8 @@ class Picker:
         """Return what a held request has in common with those that the policy answers alike; None
         where it may answer each as it likes."""
         policies = self._asked(request)
-        if getattr(policies[0][1], "waits_alike", False) is not True:
+        _, policy, _ = policies[0]
+        if getattr(policy, "waits_alike", False) is not True:
             return None
         session, decides = self._session(request, policies)
         own = session if decides and session in self._sessions else None

@@ -160,13 +160,12 @@ class Routing:
         tried, settings = make_tried(config), config.policy.trial
         if tried is None or settings is None:
             return None
-        trial = PolicyTrial(
+        return tried, PolicyTrial(
             settings.name,
             settings.share,
             by_tenant=settings.by == "tenant",
             on_worse=partial(self.arms.found_worse, settings.name),
         )
-        return tried, trial
 
     def _follow_trial(self) -> None:
         """Record for the trial that has begun, or for none."""

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from extproc.commands.lab import Progress, print_tables
-from extproc.lab.trials.table import HEADS, line
+from extproc.lab.trials.table import HEADS, table
 from tests.commandline import Command, commands
 
 NUM_SCENARIOS = 10
@@ -77,9 +77,9 @@ def test_a_terminal_gets_the_columns_that_matter_and_a_pipe_all_of_them(
 ) -> None:
     scenarios = [f"scenario-{number}" for number in range(1, 9)]
     cells = [f"cell-{number}" for number in range(len(HEADS))]
-    places = [line(*HEADS), "|---|", line(*cells[:2], "", *cells[3:])]
-    capacities = [line("policy", *scenarios, "of B3"), "|---|", line(*cells[:10])]
-    text = "\n".join(places) + "\n\n" + "\n".join(capacities)
+    places = table(HEADS, [[*cells[:2], "", *cells[3:]]])
+    capacities = table(["policy", *scenarios, "of B3"], [cells[:10]])
+    text = f"{places}\n\n{capacities}"
     terminal = Console(file=StringIO(), width=80, force_terminal=True, record=True)
 
     print_tables(terminal, text)

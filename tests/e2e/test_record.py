@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 
 from extproc.lab.engine.profiles import as_yaml
-from extproc.lab.trials.table import line
+from extproc.lab.trials.table import table
 from extproc.lab.workload.judge import Slo
 from extproc.lab.workload.recorded import read_record
 from extproc.lab.workload.requests import Workload
 from extproc.lab.workload.traces import RANK
 from tests.commandline import run
 from tests.e2e.realfleet import PROFILE, SETTINGS, run_real, small_workload
-from tests.e2e.whatifs import EXTPROC, Question, figures, head, recorder
+from tests.e2e.whatifs import EXTPROC, Question, Row, figures, heads, recorder
 
 SECONDS = float(os.environ.get("EXTPROC_RECORD_S", "30"))
 QUESTION = Question(SETTINGS, Slo(ttft_s=0.12, tpot_s=0.06))
@@ -71,16 +71,16 @@ async def test_a_record_of_real_requests_is_told_by_the_model_and_a_wrong_one_is
 
 
 @pytest.fixture(scope="module")
-def table() -> Iterator[list[str]]:
-    """The lines of all seeds, printed at the end."""
-    lines = head("fitted")
-    yield lines
-    print("\n" + "\n".join(lines))
+def lines() -> Iterator[list[Row]]:
+    """The lines of all seeds, printed as a table at the end."""
+    found = list[Row]()
+    yield found
+    print("\n" + table(heads("fitted"), found))
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 async def test_what_was_predicted_of_another_policy_is_what_it_gives(
-    seed: int, tmp_path: Path, table: list[str]
+    seed: int, tmp_path: Path, lines: list[Row]
 ) -> None:
     path, other = tmp_path / "traffic.csv", tmp_path / "other.csv"
     workload = workload_of(seed)
@@ -89,9 +89,9 @@ async def test_what_was_predicted_of_another_policy_is_what_it_gives(
     record = read_record(path)
     real = QUESTION.happened(read_record(other))
     own, by_fit = (QUESTION.predicted(record, each) for each in (PROFILE, QUESTION.fitted(record)))
-    table += QUESTION.rows(seed, own, by_fit, real)
+    lines += QUESTION.rows(seed, own, by_fit, real)
     if busy := first.disturbance or second.disturbance:
-        table.append(line(str(seed), f"the machine was too busy: {busy}", *[""] * 5))
+        lines.append((str(seed), f"the machine was too busy: {busy}", *[""] * 5))
         pytest.skip(busy)
 
     p50, _, well = figures(own)

@@ -14,7 +14,6 @@ from extproc.lab.calibration.fromrecord import fit_record
 from extproc.lab.engine.profiles import EngineProfile
 from extproc.lab.fleet.settings import FleetSettings
 from extproc.lab.trials.prospects import Prospect, prospects
-from extproc.lab.trials.table import line
 from extproc.lab.trials.whatif import (
     WARM_UP,
     Case,
@@ -34,11 +33,13 @@ from tests.waiting import eventually
 EXTPROC = (sys.executable, "-m", "extproc", "lab")
 
 
-def head(other_profile: str) -> list[str]:
-    """Return the first lines of a table of `Question.rows`."""
+Row = tuple[str, ...]
+
+
+def heads(other_profile: str) -> Row:
+    """Return the names of the columns of `Question.rows`."""
     by_other = f"by the {other_profile} profile"
-    said = "seed", "figure", "predicted (95 %)", by_other, "real", "difference", "covered"
-    return [line(*said), "|---" * len(said) + "|"]
+    return "seed", "figure", "predicted (95 %)", by_other, "real", "difference", "covered"
 
 
 def recorder(path: Path) -> Callable[[RouterProcess], AbstractAsyncContextManager[None]]:
@@ -124,14 +125,14 @@ class Question:
 
     def rows(
         self, seed: int, own: Prospect, by_other: Prospect, real: dict[str, float]
-    ) -> Iterator[str]:
-        """Yield the lines of a table (`head`)."""
+    ) -> Iterator[Row]:
+        """Yield the rows of a table (`heads`)."""
         told = zip(real.items(), figures(own), figures(by_other), strict=True)
         for (name, value), each, other in told:
             assert each.low is not None
             assert each.high is not None
             is_covered = each.low <= value <= each.high
-            yield line(
+            yield (
                 *(str(seed), name, f"{each.mean:.1f} ({each.low:.1f} to {each.high:.1f})"),
                 *(f"{other.mean:.1f}", f"{value:.1f}", f"{each.mean / value - 1:+.0%}"),
                 "yes" if is_covered else "",

@@ -25,14 +25,14 @@ from extproc.lab.engine.profiles import INSTANT
 from extproc.lab.fleet.settings import FleetSettings
 from extproc.lab.loadtest.fleetfiles import gateway_bootstrap, router_config
 from extproc.lab.loadtest.replay import ReplaySettings, replay
-from extproc.lab.trials.table import line
+from extproc.lab.trials.table import table
 from extproc.lab.workload.exchange import RequestForm, RequestRecord
 from extproc.lab.workload.judge import Slo
 from extproc.lab.workload.recorded import Record, read_record
 from extproc.lab.workload.requests import Workload
 from extproc.lab.workload.synthetic import zipf
 from tests.e2e.harness import EnvoyProcess, RouterProcess
-from tests.e2e.whatifs import Question, figures, head, recorder
+from tests.e2e.whatifs import Question, Row, figures, heads, recorder
 from tests.vllm.enginetrace import prefer
 from tests.vllm.server import BASE_MODEL, VllmServer, build_model
 from tests.waiting import eventually
@@ -119,11 +119,11 @@ async def question(servers: Sequence[VllmServer]) -> Question:
 
 
 @pytest.fixture(scope="module")
-def table() -> Iterator[list[str]]:
-    """The lines of all seeds, printed at the end."""
-    lines = head("calibrated")
-    yield lines
-    print("\n" + "\n".join(lines))
+def lines() -> Iterator[list[Row]]:
+    """The lines of all seeds, printed as a table at the end."""
+    found = list[Row]()
+    yield found
+    print("\n" + table(heads("calibrated"), found))
 
 
 async def _recorded(
@@ -156,7 +156,7 @@ async def test_what_was_predicted_of_another_policy_is_what_real_engines_give(
     question: Question,
     seed: int,
     tmp_path: Path,
-    table: list[str],
+    lines: list[Row],
 ) -> None:
     workload = workload_of(seed)
     record = await _recorded(servers, question.recorded, workload, tmp_path / "first.csv")
@@ -167,10 +167,10 @@ async def test_what_was_predicted_of_another_policy_is_what_real_engines_give(
     try:
         fitted = question.fitted(record)
     except ValueError as error:
-        table.append(line(str(seed), f"refused: {error}", *[""] * 5))
+        lines.append((str(seed), f"refused: {error}", *[""] * 5))
         return
     own, by_alone = (question.predicted(record, each) for each in (fitted, alone))
-    table += question.rows(seed, own, by_alone, real)
+    lines += question.rows(seed, own, by_alone, real)
     for name, profile in ("fitted", fitted), ("calibrated", alone):
         off = question.wrongly_told(record, profile)
         print(f"{name}: off in {[(each.what, each.of, round(each.error, 2)) for each in off]}")

@@ -13,7 +13,7 @@ import msgspec
 import yaml
 
 from extproc.address import Address
-from extproc.costs import BYTES_PER_TOKEN, Costs
+from extproc.costs import BYTES_PER_TOKEN
 from extproc.envoy.bootstrap import BootstrapOptions, Mode, render
 from extproc.lab.fakepod.config import PodConfig
 from extproc.lab.fleet.settings import FleetSettings
@@ -96,7 +96,7 @@ def router_config(
                     "max_loras": flags.max_loras,
                     "max_cpu_loras": flags.max_cpu_loras,
                     "max_lora_rank": flags.max_lora_rank,
-                    "prefill_tokens_per_s": _prefill_rate(flags.costs),
+                    "prefill_tokens_per_s": 1 / (flags.costs.prompt_s_per_byte * BYTES_PER_TOKEN),
                 }
                 for group, flags in settings.server_flags.items()
             },
@@ -114,10 +114,6 @@ def router_config(
         "queue": msgspec.structs.asdict(settings.queue),
         "routes": [{"name": "all", "models": ["*"], "tenants": weights}] if weights else [],
     }
-
-
-def _prefill_rate(costs: Costs) -> float:
-    return 1 / (costs.prompt_s_per_byte * BYTES_PER_TOKEN)
 
 
 def policy_section(policy: str) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def prospects(
         run: Simulates a case, each with the same requests.
         slo: The objectives of a request that is served well.
     """
-    first = list[_Figures]()
+    first = list[tuple[float, ...]]()
     for case in cases:
         blocks = _blocks(run(case), slo)
         places = [range(len(blocks)), *_places(len(blocks))]
@@ -81,16 +81,6 @@ class _Block(NamedTuple):
     num_loads: int
 
 
-class _Figures(NamedTuple):
-    """The figures of blocks, in the order of a `Prospect`'s, without the gain."""
-
-    served_well: float
-    ttft_p50_s: float
-    ttft_p99_s: float
-    loads_per_1000: float
-    worst_adapter: float
-
-
 def _blocks(result: FleetResult, slo: Slo) -> list[_Block]:
     flights = result.counted
     group = {flight.id: n for n, own in enumerate(groups_of(flights)) for flight in own}
@@ -113,13 +103,14 @@ def _places(num_blocks: int) -> list[list[int]]:
     return [rng.choices(range(num_blocks), k=num_blocks) for _ in range(NUM_DRAWS)]
 
 
-def _figures(blocks: Sequence[_Block]) -> _Figures:
+def _figures(blocks: Sequence[_Block]) -> tuple[float, ...]:
+    """Return the figures of blocks, in the order of a `Prospect`'s, without the gain."""
     ttfts_s = sorted(ttft_s for block in blocks for ttft_s in block.ttfts_s)
     asked, well = Counter[int](), Counter[int]()
     for block in blocks:
         asked.update(block.asked)
         well.update(block.well)
-    return _Figures(
+    return (
         well.total() / len(ttfts_s),
         percentile(ttfts_s, 0.5),
         percentile(ttfts_s, 0.99),

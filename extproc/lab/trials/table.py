@@ -33,9 +33,10 @@ HEADS = (
 )
 
 
-def line(*cells: str) -> str:
-    """Format a row of cells."""
-    return "| " + " | ".join(cells) + " |"
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Format a table."""
+    first, *others = ("| " + " | ".join(cells) + " |" for cells in (heads, *rows))
+    return "\n".join([first, "|---" * len(heads) + "|", *others])
 
 
 def title(policy: str) -> str:
@@ -65,8 +66,7 @@ def places(result: Json, twin: Json | None = None) -> str:
         for others in (virtual.get(names, [""] * len(own)),)
     ]
     shown = [n for n, _ in enumerate(HEADS) if any(each[n] for each in lines)]
-    text = [line(*(HEADS[n] for n in shown)), "|---" * len(shown) + "|"]
-    return "\n".join([*text, *(line(*(each[n] for n in shown)) for each in lines)])
+    return table([HEADS[n] for n in shown], ([each[n] for n in shown] for each in lines))
 
 
 def _beside(cell: str, virtual: str) -> str:
@@ -168,13 +168,13 @@ def capacities(result: Json) -> str:
     for scenario in scenarios:
         for row in result["summary"][scenario]["rows"]:
             rows.setdefault(row["policy"], {})[scenario] = row
-    lines = [line("policy", *scenarios, "of B3"), "|---" * (len(scenarios) + 2) + "|"]
+    lines = []
     means = {policy: _of_informed(own) for policy, own in rows.items()}
     for policy in sorted(rows, key=lambda policy: (-(means[policy] or 0.0), policy)):
         cells = [_cell(rows[policy].get(scenario)) for scenario in scenarios]
         mean = means[policy]
-        lines.append(line(title(policy), *cells, "" if mean is None else f"{mean:.0%}"))
-    return "\n".join(lines)
+        lines.append([title(policy), *cells, "" if mean is None else f"{mean:.0%}"])
+    return table(["policy", *scenarios, "of B3"], lines)
 
 
 def _of_informed(rows: Mapping[str, Json]) -> float | None:
@@ -216,11 +216,10 @@ def ratios(result: Json, policy: str) -> str:
                 to = "" if over.low is None else f" ({over.low:.2f} to {over.high:.2f})"
                 star = "" if is_not_worse(paired_ratio(theirs, ours)) else " *"
                 rows.setdefault(name, {})[scenario] = over.mean, f"{over.mean:.2f}{to}{star}"
-    heads = f"over `{policy}`", "median", "worst", *found
-    lines = [line(*heads), "|---" * len(heads) + "|"]
+    lines = []
     middles = {name: median(mean for mean, _ in own.values()) for name, own in rows.items()}
     for name in sorted(rows, key=lambda name: -middles[name]):
         cells = [rows[name].get(scenario, (0.0, ""))[1] for scenario in found]
         worst = min(mean for mean, _ in rows[name].values())
-        lines.append(line(title(name), f"{middles[name]:.2f}", f"{worst:.2f}", *cells))
-    return "\n".join(lines)
+        lines.append([title(name), f"{middles[name]:.2f}", f"{worst:.2f}", *cells])
+    return table([f"over `{policy}`", "median", "worst", *found], lines)
