@@ -55,7 +55,8 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loads
 # Tests of the sources and pages themselves, which `make check` runs.
 STYLE := $(addprefix tests/test_,architecture.py architecture_rules.py generated.py prose.py repository.py)
 
-# HYPOTHESIS_PROFILE=many tries more examples (tests/conftest.py).
+# Some tests wait: three workers for two cores. HYPOTHESIS_PROFILE=many tries more examples (tests/conftest.py).
+test: export PYTEST_XDIST_AUTO_NUM_WORKERS ?= $(shell python3 -c 'import os; print(3 * os.cpu_count() // 2)')
 test: $(DEV)
 	$(PYTEST) $(addprefix --ignore=,$(STYLE)) -m 'not slow and not long and not vllm and not docker'
 
