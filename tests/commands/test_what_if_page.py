@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -63,7 +64,7 @@ def test_the_page_records_a_fleet_and_asks_what_another_would_give(
     assert not any(each in text for each in ("127.0.0.1", "customer", "pod-"))
     assert re.search(r"of 60\d requests", asked.stdout)
     # As the page says: on a busy machine no costs may explain what fake pods and clients take.
-    is_busy = (tmp_path / "late").exists()
+    is_busy = (tmp_path / "late").exists() or os.getloadavg()[0] > (os.cpu_count() or 1)
     is_refused = "promises nothing" in asked.stderr or "Give a --profile" in asked.stderr
     print(f"{asked.stdout}{asked.stderr}\nbusy: {is_busy}")
     assert "What it would have been" in asked.stdout or (is_busy and is_refused)
