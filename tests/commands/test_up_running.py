@@ -31,7 +31,7 @@ from tests.waiting import eventually
 slow = pytest.mark.timeout(180)
 POLICY_THAT_WARNS = """
 import logging
-from extproc.routing.policies import RoundRobin as PredictedTime
+from extproc.routing.policies import RoundRobin as Told
 logging.getLogger("told").warning("look here")
 """
 
