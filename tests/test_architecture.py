@@ -614,7 +614,7 @@ if __name__ == "__main__":  # for `make coverage`
 CEILINGS = {
     "files": 303,
     "wire": 2_510,
-    "reports": 1_602,
+    "reports": 1_603,
     "learned": 1_708,
     "pods": 2_930,
     "envoy": 816,

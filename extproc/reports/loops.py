@@ -188,6 +188,7 @@ class EndpointLoops:
             least_s = await visit()
             if least_s is None:
                 num_failures += 1
+                began_s = -inf  # failures have a limit of their own, however long the interval is
                 rest_s = choose_backoff_s(
                     num_failures,
                     interval_s=self.interval_s(),
@@ -267,8 +268,8 @@ class _Rests:
             self._waiter.set_result(None)
 
     async def rest(self, least_s: float, visited_at_s: float) -> None:
-        """Wait for `least_s`, until the interval since the visit is over, and as long as it is
-        prolonged; or until it is ended."""
+        """Wait for `least_s`, until the interval since the visit is over (-inf: it is), and as long
+        as it is prolonged; or until it is ended."""
         loop = asyncio.get_running_loop()
         began_s, self._visited_at_s = loop.time(), visited_at_s
         rest_s = max(least_s, self._left_s(began_s))

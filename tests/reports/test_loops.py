@@ -396,6 +396,27 @@ async def test_an_interval_that_shrinks_shortens_the_rest_that_has_begun(
     assert 4.9 < loop.time() - began_s < 5.1
 
 
+@in_virtual_time
+async def test_a_failure_is_followed_by_a_visit_within_the_limit_however_long_the_interval() -> (
+    None
+):
+    """It is that of all pods, and many of them may wait longer for the budget."""
+    loop, visits, made_s = asyncio.get_running_loop(), Visits(), list[float]()
+
+    def fail() -> None:
+        made_s.append(loop.time())
+        raise ResponseError("no")
+
+    visits.behave[A.address] = fail
+    async with running(visits, interval_s=HOUR_S) as loops:
+        loops.set_endpoints([A])
+        loops.poke(A.address)
+        await visits.until(lambda: len(made_s) == 4)
+
+    # The first rest is the random phase.
+    assert all(later - before < 1.0 for before, later in pairwise(made_s[1:]))
+
+
 async def test_a_visit_may_ask_for_a_longer_rest() -> None:
     visits = Visits()
     visits.behave[A.address] = lambda: HOUR_S
