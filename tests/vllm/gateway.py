@@ -132,6 +132,12 @@ class Gateway:
             await assert_caches(client, view["gpu_adapters"], view["cpu_adapters"])
 
 
+async def knows_models(router: RouterProcess) -> bool:
+    """Whether a router has a report and a list of models of every pod."""
+    snapshot = await router.admin("/debug/snapshot")
+    return all(view["known"] and view["registered"] for view in snapshot["endpoints"])
+
+
 async def _num_served(client: VllmClient) -> int:
     page = (await client.get("/metrics/?name[]=vllm:request_success_total")).decode()
     return sum(

@@ -36,6 +36,7 @@ from extproc.lab.workload.requests import Workload
 from extproc.lab.workload.running import PodTotals
 from extproc.lab.workload.synthetic import zipf
 from tests.e2e.harness import EnvoyProcess, RouterProcess
+from tests.vllm.gateway import knows_models
 from tests.vllm.server import (
     BASE_MODEL,
     MAX_CPU_LORAS,
@@ -114,14 +115,9 @@ async def urls(servers: Sequence[VllmClient]) -> AsyncIterator[dict[str, str]]:
             router = await stack.enter_async_context(RouterProcess(config))
             bootstrap = gateway_bootstrap([router.address], SETTINGS)
             envoy = await stack.enter_async_context(EnvoyProcess(bootstrap))
-            await eventually(partial(_knows_models, router))
+            await eventually(partial(knows_models, router))
             urls[policy] = envoy.url
         yield urls
-
-
-async def _knows_models(router: RouterProcess) -> bool:
-    snapshot = await router.admin("/debug/snapshot")
-    return all(view["known"] and view["registered"] for view in snapshot["endpoints"])
 
 
 async def _run(servers: Sequence[VllmClient], url: str, policy: str, seed: int) -> BlockRun:

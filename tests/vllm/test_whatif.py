@@ -34,6 +34,7 @@ from extproc.lab.workload.synthetic import zipf
 from tests.e2e.harness import EnvoyProcess, RouterProcess
 from tests.e2e.whatifs import Question, Row, figures, heads, recorder
 from tests.vllm.enginetrace import prefer
+from tests.vllm.gateway import knows_models
 from tests.vllm.server import BASE_MODEL, VllmServer, build_model
 from tests.waiting import eventually
 
@@ -138,16 +139,11 @@ async def _recorded(
         RouterProcess(config) as router,
         EnvoyProcess(gateway_bootstrap([router.address], settings)) as envoy,
     ):
-        await eventually(partial(_knows_models, router))
+        await eventually(partial(knows_models, router))
         async with recorder(path)(router):
             await replay(workload, ReplaySettings(envoy.url, form), records.append)
     assert {each.error for each in records} == {""}
     return read_record(path)
-
-
-async def _knows_models(router: RouterProcess) -> bool:
-    snapshot = await router.admin("/debug/snapshot")
-    return all(view["known"] and view["registered"] for view in snapshot["endpoints"])
 
 
 @pytest.mark.parametrize("seed", SEEDS)
