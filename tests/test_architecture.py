@@ -629,7 +629,7 @@ CEILINGS = {
     "service": 899,
     "plugins": 72,
     "stack": 286,
-    "lab": 6_475,
+    "lab": 6_477,
     "commands": 2_394,
     "address": 53,
     "bounds": 29,

@@ -160,14 +160,7 @@ def make_trial_parts(
     events: list[FleetEvent] = []
     for event in scenario.events:
         if event.kind == "flash_crowd":
-            workload = flash_crowd(
-                workload,
-                adapter=_by_popularity(workload, event.popularity_rank),
-                share=event.share,
-                start_s=event.at * duration_s,
-                end_s=event.until * duration_s,
-                seed=seed,
-            )
+            workload = _with_crowd(workload, event, duration_s, seed)
         else:
             events.append(_fleet_event(event, event.at * duration_s, workload))
     return settings, workload, events
@@ -180,28 +173,41 @@ def make_settings(suite: Suite, scenario: ScenarioSpec, workload: Workload) -> F
         PlanError: A setting is unknown or impossible.
     """
     try:
-        profile = PROFILES[suite.profile].changed(scenario.profile)
-        knobs = {**suite.fleet, **scenario.fleet}
-        knobs["kinds"] = tuple(PodKind(**each) for each in knobs.get("kinds", ()))
-        knobs["queue"] = QueueSettings(**knobs.get("queue", {}))
-        knobs["declared"] = suite.slo if knobs.pop("declares", False) else None
-        warm_up_s = workload.duration_s * suite.warm_up
-        settings = FleetSettings(**knobs, profile=profile, warm_up_s=warm_up_s)
-        for group in ("", *settings.groups):
-            own = settings.of(group)
-            profile.kv_blocks(own.max_loras, own.max_lora_rank)  # or vLLM would not start
+        return _settings(suite, scenario, workload)
     except (KeyError, TypeError, ValueError) as error:
         raise PlanError(f"scenario {scenario.name}: {_sentence(error)}") from error
-    rank, most = max(workload.adapters.values(), default=0), settings.largest_rank
-    if rank > most:
-        raise PlanError(
-            f"scenario {scenario.name}: an adapter of rank {rank} fits no pod: {most} at most"
-        )
-    return settings
 
 
 def _sentence(error: Exception) -> str:
     return f"unknown: {error}" if isinstance(error, KeyError) else str(error)
+
+
+def _settings(suite: Suite, scenario: ScenarioSpec, workload: Workload) -> FleetSettings:
+    profile = PROFILES[suite.profile].changed(scenario.profile)
+    knobs = {**suite.fleet, **scenario.fleet}
+    knobs["kinds"] = tuple(PodKind(**each) for each in knobs.get("kinds", ()))
+    knobs["queue"] = QueueSettings(**knobs.get("queue", {}))
+    knobs["declared"] = suite.slo if knobs.pop("declares", False) else None
+    settings = FleetSettings(
+        **knobs, profile=profile, warm_up_s=workload.duration_s * suite.warm_up
+    )
+    for group in ("", *settings.groups):
+        own = settings.of(group)
+        profile.kv_blocks(own.max_loras, own.max_lora_rank)  # or vLLM would not start
+    if (rank := max(workload.adapters.values(), default=0)) > settings.largest_rank:
+        raise ValueError(f"an adapter of rank {rank} fits no pod: {settings.largest_rank} at most")
+    return settings
+
+
+def _with_crowd(workload: Workload, event: EventSpec, duration_s: float, seed: int) -> Workload:
+    return flash_crowd(
+        workload,
+        adapter=_by_popularity(workload, event.popularity_rank),
+        share=event.share,
+        start_s=event.at * duration_s,
+        end_s=event.until * duration_s,
+        seed=seed,
+    )
 
 
 def _fleet_event(event: EventSpec, at_s: float, workload: Workload) -> FleetEvent:
