@@ -31,6 +31,7 @@ _BODY_BYTES = 308
 _CONNECTIONS = 256
 _CUT_PART = 0.01
 _SETTLE_S = 2.0
+_MAX_TRIES = 5
 _WARM_UP_PART = 0.25  # of the samples; left out of the slope
 _COUNTS = {
     "in_flight": "extproc_picks_in_flight",
@@ -116,9 +117,11 @@ def soak(stack: Stack, args: argparse.Namespace) -> dict[str, Any]:
 
 def _sample(stack: Stack, at_s: float) -> Sample:
     assert stack.server is not None
-    found = stack.metrics()
-    if not found:
-        raise StackError(f"the router does not answer: {stack.server.log}")
+    # A machine that has no time for the router for a while is no fault of the router's.
+    tries = iter(range(_MAX_TRIES))
+    while not (found := stack.metrics()):
+        if next(tries, None) is None:
+            raise StackError(f"the router does not answer: {stack.server.log}")
     counts = {short: total(found, name) for short, name in _COUNTS.items()}
     return {"at_s": at_s, "rss_mb": memory(stack.server.pid).now_bytes / 1e6, **counts}
 
