@@ -94,7 +94,7 @@ _ENDPOINTS_FLAGS = (
 )
 _OK = 200
 _CLIENT_LEFT_FLAGS = ("downstream_connection_termination", "downstream_remote_reset")
-_CLIENT_LEFT_STATUSES = (0, 499)
+_CLIENT_LEFT = 499  # in the words of some proxies
 
 
 @dataclass(eq=False)
@@ -278,8 +278,8 @@ def _completion(entry: Any, common: Any, now_wall_s: float, *, reads_load: bool)
     if status == _OK and flags is None and is_from_endpoint:  # as mostly
         outcome, verdict = _USUAL
     else:
-        outcome = _outcome(flags, status)
         own_status, has_answered = status if is_from_endpoint else None, first_byte_s is not None
+        outcome = _outcome(flags, status, own_status)
         verdict = _verdict(flags, outcome, own_status, has_answered=has_answered)
     return Completion(
         pick_id=pick_id,
@@ -334,13 +334,14 @@ def _pick_id(common: Any) -> str:
     return "" if value is None else value.string_value
 
 
-def _outcome(flags: Any, status: int) -> Outcome:
+def _outcome(flags: Any, status: int, own_status: int | None) -> Outcome:
     if flags:
         if any(getattr(flags, name) for name in _CLIENT_LEFT_FLAGS):
             return Outcome.CANCELLED
         if any(getattr(flags, name) for name in _FAILURE_FLAGS):
             return Outcome.FAILED
-    if status in _CLIENT_LEFT_STATUSES:
+    # An endpoint that says so is wrong: its client is the data plane, which would have a flag.
+    if status == 0 or (status == _CLIENT_LEFT and own_status is None):
         return Outcome.CANCELLED
     return Outcome.FAILED if status >= 500 else Outcome.COMPLETED
 

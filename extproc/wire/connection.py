@@ -42,7 +42,7 @@ _RESET_BYTES: Final = frames.U32.size
 
 # A read of 256 KiB holds some dozens of Envoy's messages, or thousands of frames chosen to be
 # expensive: 50 ms and more. A pass takes about 2 ms, then other connections have a turn.
-_PASS_UNITS: Final = 64  # frames, of about 30 us each at most
+_PASS_UNITS: Final = 64  # frames, and messages in them, of about 30 us each at most
 _HEADER_BYTES_PER_UNIT: Final = 128  # of a compressed header block
 _LIST_BYTES_PER_UNIT: Final = 1024  # of a header list; a byte of the block may be a field of it
 
@@ -236,7 +236,9 @@ class Connection:
                     slots[slot] = stream_id << 1 | 1
                     self.outbox.drop_frames(stream_id)
                     continue
+            before = streams.num_delivered
             handler.handle(kind, flags, stream_id & _ID_MASK, data[start:stop], now)
+            units_left -= streams.num_delivered - before  # one frame may hold thousands
             if kind == SETTINGS:
                 units_left = 0  # it may have changed the windows of all open streams
         if taken_bytes:

@@ -37,6 +37,7 @@ class Streams:
         partial_since_s: Start times of incomplete messages, by stream.
         deadlines_s: Deadlines of calls with a `grpc-timeout`, by stream.
         finished: Closed streams whose sessions have not heard of it yet: see `settle`.
+        num_delivered: Messages by `deliver`.
     """
 
     outbox: Outbox
@@ -51,6 +52,7 @@ class Streams:
     partial_since_s: dict[int, float] = field(default_factory=dict)
     deadlines_s: dict[int, float] = field(default_factory=dict)
     finished: list[WireStream] = field(default_factory=list)
+    num_delivered: int = 0
     _late_resets: int = 0
     _unacknowledged_bytes: int = 0
 
@@ -138,6 +140,7 @@ class Streams:
 
     def deliver(self, stream: WireStream, message: bytes) -> None:
         """Give one message to the session; its exceptions end its own stream only."""
+        self.num_delivered += 1
         try:
             stream.session.receive(message)
         except Exception as error:

@@ -175,7 +175,7 @@ def test_a_response_that_breaks_off_after_its_headers_is_failed(flag: str) -> No
 @pytest.mark.parametrize(
     ("status", "expected"),
     [(200, "served"), (206, "served"), (302, "failed"), (400, "failed"), (401, "failed"),
-     (404, "not_found"), (429, "full"), (499, "none"), (0, "none"), (500, "failed"),
+     (404, "not_found"), (429, "full"), (499, "failed"), (0, "none"), (500, "failed"),
      (501, "failed"), (502, "broken"), (503, "full"), (504, "broken"), (505, "failed")],
 )  # fmt: skip
 def test_a_response_judges_its_endpoint_unless_the_client_left(status: int, expected: str) -> None:
@@ -238,7 +238,14 @@ def test_a_client_that_leaves_is_cancelled_whatever_the_endpoint_does_then() -> 
 
 @pytest.mark.parametrize("status", [None, 0, 499])
 def test_an_end_without_a_response_is_cancelled(status: int | None) -> None:
-    assert completion(status=status).outcome is Outcome.CANCELLED
+    assert completion(status=status, details="").outcome is Outcome.CANCELLED
+
+
+def test_an_endpoint_that_says_that_its_client_left_has_failed_a_request_like_with_any_4xx() -> (
+    None
+):
+    assert completion(status=499).outcome is Outcome.COMPLETED
+    assert completion(status=499).verdict is Evidence.FAILED
 
 
 def test_other_flags_do_not_change_the_outcome() -> None:

@@ -391,6 +391,15 @@ def test_messages_of_one_read_take_one_pass() -> None:
     assert len(peer.session.messages) == 16
 
 
+def test_frames_of_many_messages_take_more_passes() -> None:
+    peer = Peer()
+    peer.feed(raw(frames.HEADERS, 4, 1, first_block()))
+    came = passes_over(peer, raw(frames.DATA, 0, 1, message(b"") * 1000) * 8)
+
+    assert len(came) == 8
+    assert len(peer.session.messages) == 8000
+
+
 def test_a_read_is_over_where_the_connection_fails_in_a_pass() -> None:
     ping = hf.PingFrame(0, opaque_data=b"12345678").serialize()
     came = passes_over(Peer(), ping + raw(frames.PING, 0, 0, b"short") + ping * 1000)
