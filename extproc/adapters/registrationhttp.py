@@ -177,7 +177,10 @@ def limit_in(request: web.Request) -> int:
         RefusedError: It is no such number.
     """
     text = request.query.get("limit", str(MAX_DECLARATIONS))
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= MAX_DECLARATIONS):
+    # The count of digits first: int() refuses thousands of them with a ValueError.
+    if not (
+        text.isascii() and text.isdecimal() and len(text) < 10 and 0 < int(text) <= MAX_DECLARATIONS
+    ):
         message = f"limit must be a number from 1 to {MAX_DECLARATIONS}."
         raise RefusedError(400, "invalid_query", message)
     return int(text)

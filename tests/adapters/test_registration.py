@@ -553,7 +553,9 @@ async def test_a_list_is_shown_in_pages_as_openai_has_them(port: Port) -> None:
     assert (beyond["data"], beyond["first_id"], beyond["last_id"]) == ([], None, None)
 
 
-@pytest.mark.parametrize("limit", ["0", "-1", "x", "", "10001", "9" * 30, "1.5"])
+@pytest.mark.parametrize(
+    "limit", ["0", "-1", "x", "", "10001", "9" * 30, "1.5", f"{1:09}{0:05000}"]
+)
 async def test_a_limit_that_is_none_is_a_400(port: Port, limit: str) -> None:
     answer = await port.ask("GET", f"/v1/adapters?limit={limit}")
 
