@@ -613,7 +613,7 @@ if __name__ == "__main__":  # for `make coverage`
 
 CEILINGS = {
     "files": 303,
-    "wire": 2_514,
+    "wire": 2_521,
     "reports": 1_603,
     "learned": 1_708,
     "pods": 2_930,

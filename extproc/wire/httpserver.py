@@ -18,14 +18,16 @@ viewers, the requests of registration, those that wait for a turn.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
-from typing import cast
+from typing import Any, cast
 
 from aiohttp import StreamReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -108,6 +110,7 @@ class HttpListener:
         runner = web.AppRunner(
             app,
             access_log=None,
+            logger=_Log(logging.getLogger("aiohttp.server"), {}),
             handler_cancellation=True,  # no work for clients that have disconnected
             keepalive_timeout=limits.idle_s,
             read_bufsize=_BODY_BYTES,
@@ -290,6 +293,18 @@ class _Guard(asyncio.BufferedProtocol):
         self._listener.dropped[limit] += 1
         self._listener.guards.pop(self._inner, None)
         self.abort()
+
+
+class _Log(logging.LoggerAdapter[logging.Logger]):
+    """The log of aiohttp, for which a malformed request is an error of this program: any peer could
+    have it log tracebacks, and hide those of real ones behind the limit on repeated lines.
+    """
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        """Log a record, that of a malformed request at DEBUG."""
+        if isinstance(kwargs.get("exc_info"), HttpProcessingError):
+            level = logging.DEBUG
+        super().log(level, msg, *args, **kwargs)
 
 
 def _rank(guard: _Guard) -> int:

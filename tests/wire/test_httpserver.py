@@ -431,3 +431,43 @@ async def test_requests_that_come_in_a_row_and_bodies_of_any_length_are_served()
         writer.close()
 
     assert not served.dropped
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        HEAD % b"small" + b"x: \0\r\n\r\n",
+        HEAD % b"small" + b"Host: other\r\n\r\n",
+        b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n\r\n",
+        HEAD.replace(b"GET", b"POST") % b"length" + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        HEAD.replace(b"GET", b"POST") % b"length" + b"Content-Length: -1\r\n\r\n",
+    ],
+)
+async def test_a_malformed_request_is_a_400_and_no_error_of_ours(
+    sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving() as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.listener.port)
+        writer.write(sent)
+        assert (await reader.read()).split()[1] == b"400"
+        writer.close()
+        await writer.wait_closed()
+    assert not [each for each in caplog.records if each.levelno > logging.DEBUG]
+
+
+async def test_what_fails_in_a_handler_is_an_error_with_its_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def fail(request: web.Request) -> web.Response:
+        raise ValueError("ours")
+
+    served = Served()
+    served.app.router.add_get("/fail", fail)
+    await served.listener.start(served.app)
+    url = f"http://127.0.0.1:{served.listener.port}/fail"
+    async with ClientSession() as http, http.get(url) as response:
+        assert response.status == 500
+    await served.listener.stop()
+    [record] = [each for each in caplog.records if each.levelno > logging.DEBUG]
+    assert record.levelno == logging.ERROR
+    assert "ours" in caplog.text
