@@ -99,7 +99,11 @@ class Wakeup(Struct, frozen=True):
 
 
 class Overloaded(Struct, frozen=True):
-    """There is no memory for what the request holds. Not from the data plane."""
+    """There is no memory for what the request holds, or its next part is larger than any may be.
+    Not from the data plane.
+    """
+
+    is_too_large: bool = False
 
 
 class StreamEnded(Struct, frozen=True):

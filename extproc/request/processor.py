@@ -175,11 +175,11 @@ class _Session(Struct, eq=False):
     def awaits_message(self) -> bool:
         return self._stream.awaits_message
 
-    def give_up(self) -> None:
+    def give_up(self, *, is_too_large: bool = False) -> None:
         if self._rest:
             self.fail(Code.RESOURCE_EXHAUSTED, "no memory for the rest of a body")
         else:
-            self.receive(m.Overloaded())
+            self.receive(m.Overloaded(is_too_large))
 
     def _wake_soon(self) -> None:
         if self._timer is not None:

@@ -456,7 +456,9 @@ class Stream(Struct, eq=False):
             self._finish(self.pick, self._response().end(), now)
         return None, []
 
-    def _on_overloaded(self, _event: m.Overloaded, _now: float) -> _Step:
+    def _on_overloaded(self, event: m.Overloaded, _now: float) -> _Step:
+        if event.is_too_large:
+            raise RequestError(rejections.too_large(self._settings.max_body_bytes))
         raise RequestError(rejections.NO_MEMORY)
 
     def _reject(self, rejection: Rejection, now: float) -> _Step:

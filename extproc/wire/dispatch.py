@@ -277,8 +277,7 @@ def _announced_bytes(streams: Streams, stream: WireStream, prefix: bytes) -> int
         return _REFUSED
     size: int = frames.U32.unpack_from(prefix, 1)[0]
     if size > streams.limits.max_message_bytes:
-        streams.counters.abuse[Abuse.MESSAGE_TOO_LARGE] += 1
-        stream.end(Code.RESOURCE_EXHAUSTED, f"message of {size} bytes exceeds the limit")
+        streams.refuse(stream, size)
         return _REFUSED
     return grpc.PREFIX_BYTES + size
 

@@ -79,8 +79,8 @@ class Limits:
             refused with REFUSED_STREAM, which Envoy may retry. Envoy itself opens another
             connection after 1,024.
         max_streams: Open streams of all connections; further ones are refused likewise.
-        max_message_bytes: One gRPC message; a longer one ends its stream with RESOURCE_EXHAUSTED.
-            Prompts with images exceed gRPC's usual default of 4 MiB.
+        max_message_bytes: One gRPC message; a longer one ends its stream, by its session or with
+            RESOURCE_EXHAUSTED. Prompts with images exceed gRPC's usual default of 4 MiB.
         max_queued_bytes: Responses of one connection that wait for the peer's windows or socket;
             above it, the streams with the longest queues are reset.
         max_write_buffer_bytes: Written, but not yet accepted by the kernel; above it the connection

@@ -75,9 +75,9 @@ class Session(Protocol):
 class HoldingSession(Session, Protocol):
     """A session that may keep bytes of messages (`Call.hold`)."""
 
-    def give_up(self) -> None:
-        """Respond and end the RPC, as there is no memory for the bytes that it holds; else it ends
-        with RESOURCE_EXHAUSTED.
+    def give_up(self, *, is_too_large: bool = False) -> None:
+        """Respond and end the RPC, as there is no memory for the bytes that it holds, or its next
+        message is too large; else it ends with RESOURCE_EXHAUSTED.
         """
 
 

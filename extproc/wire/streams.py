@@ -168,16 +168,25 @@ class Streams:
     def give_up(self, stream: WireStream) -> None:
         """End a stream for want of memory, by its session if it can."""
         self.counters.abuse[Abuse.BUFFERED_BYTES] += 1
-        session = stream.session
-        if isinstance(session, HoldingSession):
-            try:
-                session.give_up()
-            except Exception as error:
-                self.fail_session(stream, error)
-        stream.end(Code.RESOURCE_EXHAUSTED, "no memory for this message now")
+        self._end_by_session(stream, "no memory for this message now", is_too_large=False)
         if stream.id in self.open:
             # Its response may wait for a window; its memory is released now.
             self._release(stream)
+
+    def refuse(self, stream: WireStream, num_bytes: int) -> None:
+        """End a stream whose next message is too large, by its session if it can."""
+        self.counters.abuse[Abuse.MESSAGE_TOO_LARGE] += 1
+        details = f"message of {num_bytes} bytes exceeds the limit"
+        self._end_by_session(stream, details, is_too_large=True)
+
+    def _end_by_session(self, stream: WireStream, details: str, *, is_too_large: bool) -> None:
+        session = stream.session
+        if isinstance(session, HoldingSession):
+            try:
+                session.give_up(is_too_large=is_too_large)
+            except Exception as error:
+                self.fail_session(stream, error)
+        stream.end(Code.RESOURCE_EXHAUSTED, details)
 
     def settle(self) -> None:
         """Call `closed()` of the sessions of closed streams; they may end further streams."""

@@ -420,16 +420,22 @@ def test_a_full_duplex_request_holds_memory_of_the_transport() -> None:
     assert call.code is Code.OK
 
 
-def test_a_request_that_is_given_up_gets_429_and_ok() -> None:
+@pytest.mark.parametrize(
+    ("why", "answer"),
+    [({}, (429, "memory")), ({"is_too_large": True}, (413, "body_too_large"))],
+)
+def test_a_request_that_is_given_up_is_told_why_and_ends_with_ok(
+    why: dict[str, bool], answer: tuple[int, str]
+) -> None:
     service = Service()
     call, session = service.open()
     session.receive(request_headers(body_mode=FULL_DUPLEX))
     session.receive(request_body(BODY[:9], False))
-    give_up: Callable[[], None] = getattr(session, "give_up")  # noqa: B009 - optional in Session
-    give_up()
+    give_up: Callable[..., None] = getattr(session, "give_up")  # noqa: B009 - optional in Session
+    give_up(**why)
 
     reply = read(call.sent[-1]).immediate_response
-    assert (reply.status.code, reply.details) == (429, "memory")
+    assert (reply.status.code, reply.details) == answer
     assert call.code is Code.OK
     assert call.held[0] == 0
 

@@ -975,6 +975,17 @@ def test_what_is_kept_of_a_body_is_told_until_it_is_let_go(mode: dict[str, Any])
 
 
 @pytest.mark.parametrize("mode", [STREAMED, DUPLEX, {}])
+def test_a_part_that_is_larger_than_any_body_may_be_gets_413(mode: dict[str, Any]) -> None:
+    exchange = begin()
+    exchange.tell(request_headers(**mode))
+    commands = exchange.tell(m.Overloaded(is_too_large=True))
+    status, error = error_of(commands)
+
+    assert (status, error["code"]) == (413, "body_too_large")
+    assert [reason.reason for reason in exchange.router.rejections] == [Reason.BODY_TOO_LARGE]
+
+
+@pytest.mark.parametrize("mode", [STREAMED, DUPLEX, {}])
 def test_without_memory_an_unfinished_request_gets_429_and_keeps_nothing(
     mode: dict[str, Any],
 ) -> None:

@@ -398,7 +398,8 @@ def test_a_session_may_respond_itself_when_it_is_given_up() -> None:
     peer = Peer(budget=Budget(10_000))
     session = peer.open(1)
 
-    def give_up() -> None:
+    def give_up(*, is_too_large: bool) -> None:
+        assert not is_too_large
         session.call.send(b"too much")
         session.call.end()
 
@@ -410,10 +411,27 @@ def test_a_session_may_respond_itself_when_it_is_given_up() -> None:
     assert peer.budget.used_bytes == 0
 
 
+def test_a_session_may_respond_itself_when_a_message_is_too_large() -> None:
+    peer = Peer(limits=Limits(max_message_bytes=1000))
+    session = peer.open(1)
+
+    def give_up(*, is_too_large: bool) -> None:
+        assert is_too_large
+        session.call.send(b"too large")
+        session.call.end()
+
+    setattr(session, "give_up", give_up)  # noqa: B010 - as above
+    peer.feed(peer.data(1, half(1001)))
+
+    assert peer.responses[1].data == message(b"too large")
+    assert peer.responses[1].status == 0
+    assert peer.counters.abuse[Abuse.MESSAGE_TOO_LARGE] == 1
+
+
 def test_a_session_that_raises_when_it_is_given_up_ends_its_own_stream_only() -> None:
     peer = Peer(budget=Budget(10_000))
 
-    def give_up() -> None:
+    def give_up(*, is_too_large: bool) -> None:
         raise RuntimeError("cannot")
 
     setattr(peer.open(1), "give_up", give_up)  # noqa: B010 - as above
