@@ -612,7 +612,7 @@ if __name__ == "__main__":  # for `make coverage`
 
 
 CEILINGS = {
-    "files": 303,
+    "files": 318,
     "wire": 2_510,
     "reports": 1_603,
     "learned": 1_708,
