@@ -619,7 +619,7 @@ CEILINGS = {
     "pods": 2_930,
     "envoy": 816,
     "queue": 908,
-    "adapters": 4_027,
+    "adapters": 4_033,
     "routing": 1_920,
     "request": 2_821,
     "peers": 1_024,
