@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from extproc.address import is_in_subset
 from extproc.bounds import MAX_SLUG_CHARS, plain
+from extproc.errors import FOREIGN_ERRORS
 from extproc.paths import NO_PATH, RESPONSES_PATH
 from extproc.phrases import FOR_POD, FOR_ROOM
 from extproc.pods.columns import Candidates, Columns
@@ -56,7 +57,7 @@ class PickerSettings(Struct, frozen=True):
     max_sessions: int = 10_000  # remembered; the least recently used is forgotten first
 
 
-OnPolicyError = Callable[[str, Exception], None]
+OnPolicyError = Callable[[str, BaseException], None]
 """Called with the name of a policy and what it raised, or what is wrong with its choice."""
 
 
@@ -314,7 +315,7 @@ class Picker:
                 asked = Snapshot(views, now, num_routers)
                 choice = policy.choose(asked, request, rng=self._rng)
                 return name, _checked(choice, asked, columns, name)
-            except Exception as error:  # whatever a policy of somebody's raises
+            except FOREIGN_ERRORS as error:  # whatever a policy of somebody's raises
                 if self._on_policy_error is None:
                     raise
                 self._on_policy_error(name, error)
@@ -348,13 +349,16 @@ def _checked(
     if isinstance(choice, Wait):
         if not isinstance(choice.until_s, int | float) or isnan(choice.until_s):
             raise ValueError(f"policy {policy_name} waits until {choice.until_s!r}")
-        return choice
+        return Wait(choice.until_s, _slug(choice.reason))
     chosen = list(dict.fromkeys(view.address for view in choice.endpoints))
     if not chosen or not {view.address for view in asked.endpoints}.issuperset(chosen):
         raise ValueError(f"policy {policy_name} chose outside its candidates")
     row, *others = map(columns.rows.__getitem__, chosen)
-    reason = plain(str(choice.reason), MAX_SLUG_CHARS)
-    return RowChoice(row, reason, choice.terms, None, tuple(others), asked.endpoints)
+    return RowChoice(row, _slug(choice.reason), choice.terms, None, tuple(others), asked.endpoints)
+
+
+def _slug(reason: object) -> str:
+    return plain(str(reason), MAX_SLUG_CHARS)
 
 
 def _usable(endpoints: Iterable[EndpointView], request: RequestInfo) -> list[EndpointView]:

@@ -216,7 +216,7 @@ class Routing:
     def _offer(self) -> None:
         self.router.offer(now=self._clock())
 
-    def _on_policy_error(self, name: str, error: Exception) -> None:
+    def _on_policy_error(self, name: str, error: BaseException) -> None:
         self.num_policy_failures[name] += 1
         log.error("policy %s failed: %s", name, describe_error(error))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from typing import Any
 
 import pytest
@@ -340,7 +341,14 @@ def guarded(policy: Policy, fallback: Policy | None) -> tuple[Picker, list[str]]
     return made, errors
 
 
-@pytest.mark.parametrize("policy", [Raises(), Answers(), Answers(endpoint_view(9))])
+class Exits:
+    """A policy that ends the process."""
+
+    def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
+        sys.exit("bug")
+
+
+@pytest.mark.parametrize("policy", [Raises(), Exits(), Answers(), Answers(endpoint_view(9))])
 def test_the_fallback_takes_the_request_for_which_the_policy_fails(policy: Policy) -> None:
     made, errors = guarded(policy, Answers(endpoint_view(1)))
 
@@ -525,6 +533,18 @@ def test_the_reason_of_a_policy_is_short_and_can_be_encoded(reason: Any) -> None
     pick = routed(pick_of(picker(Wordy()), snapshot(endpoint_view(1)), request()))
 
     assert len(pick.reason.encode()) <= 64
+
+
+@pytest.mark.parametrize("reason", ["r" * 9_999, "\ud800", None, ["full"]])
+def test_the_reason_of_a_wait_is_short_and_can_be_encoded(reason: Any) -> None:
+    class Wordy:
+        def choose(self, asked: Snapshot, info: RequestInfo, *, rng: random.Random) -> Wait:
+            return Wait(asked.now + 1.0, reason)
+
+    wait = pick_of(picker(Wordy()), snapshot(endpoint_view(1)), request())
+
+    assert isinstance(wait, Wait)
+    assert len(wait.reason.encode()) <= 64
 
 
 def test_a_policy_that_waits_is_passed_on_and_starts_no_session() -> None:
