@@ -123,7 +123,7 @@ def why_no_pods(pods: Collection[Pod], selector: str) -> str:
     """Return why no pod by a label selector is an endpoint, after the name of who selects."""
     if not pods:
         return f"finds no pod: none has the labels {selector}"
-    return f"finds {len(pods)} pods by {selector}, and none has an address and an active port"
+    return f"finds pods by {selector} ({len(pods)}), and none has an address and an active port"
 
 
 def selection(pool: InferencePool | None) -> tuple[str, tuple[int, ...]] | None:

@@ -260,7 +260,7 @@ def test_a_service_without_endpoints_has_a_reason(
     ("pods", "why"),
     [
         ([], "finds no pod: none has the labels app=vllm"),
-        ([read_pod(ip=""), read_pod(phase="Failed")], "finds 2 pods by app=vllm, and none has"),
+        ([read_pod(ip=""), read_pod(phase="Failed")], "finds pods by app=vllm (2), and none has"),
     ],
 )
 def test_labels_without_endpoints_have_a_reason(pods: list[Pod], why: str) -> None:
