@@ -623,7 +623,7 @@ CEILINGS = {
     "routing": 1_920,
     "request": 2_821,
     "peers": 1_024,
-    "discovery": 1_862,
+    "discovery": 1_906,
     "observe": 2_629,
     "config": 979,
     "service": 899,
