@@ -14,6 +14,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from math import isnan
+from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -61,6 +62,14 @@ OnPolicyError = Callable[[str, BaseException], None]
 """Called with the name of a policy and what it raised, or what is wrong with its choice."""
 
 
+class Readers(Protocol):
+    """Those who may read of picks from which endpoints they were chosen."""
+
+    @property
+    def is_read(self) -> bool:
+        """Whether there is anybody."""
+
+
 _Named = tuple[str, Policy, RowChooser | None]
 """A policy, its name, and its choice by rows if it has one."""
 
@@ -73,6 +82,8 @@ class Picker:
         fallback: The name and the policy that is asked where that one fails; None for none.
         on_trial: A policy on trial and which requests it decides; where it fails, `policy` does.
         on_policy_error: Told of each failure; None lets it out of `pick`.
+        readers: A pick without readers has no candidates, unless it took views of them to choose;
+            None for picks that are always read.
 
     Attributes:
         uses_cached_bytes: A policy weighs `RequestInfo.cached_bytes`. For that policy a session is
@@ -92,10 +103,12 @@ class Picker:
         fallback: tuple[str, Policy] | None = None,
         on_trial: tuple[Policy, PolicyTrial] | None = None,
         on_policy_error: OnPolicyError | None = None,
+        readers: Readers | None = None,
     ) -> None:
         self._rng = rng
         self._next_id = next_id
         self._on_policy_error = on_policy_error
+        self._readers = readers
         self._sessions = OrderedDict[str, str]()
         self.configure(policy, policy_name, settings, admission, fallback, on_trial)
 
@@ -189,6 +202,9 @@ class Picker:
         chosen, addresses, adapter = choice.row, columns.addresses, request.adapter
         if session is not None:
             self._remember(session, addresses[chosen])
+        candidates: Sequence[EndpointView] = Candidates.of(views) if views else ()
+        if not views and (self._readers is None or self._readers.is_read):
+            candidates = columns.candidates(rows)
         further, num_fallbacks = tuple[str, ...](), self._settings.num_fallbacks
         holders = columns.holders(adapter or "")
         if self._num_more:
@@ -202,7 +218,7 @@ class Picker:
             (addresses[chosen], *further[:num_fallbacks]),
             name,
             choice.reason,
-            Candidates.of(views) if views else columns.candidates(rows),
+            candidates,
             now,
             further[num_fallbacks:],
             choice.terms,

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from extproc.observe.decisions import DecisionsService
 from extproc.paths import NO_PATH, RESPONSES_PATH
+from extproc.pods.completion import DecisionRecord
 from extproc.routing.admission import AdmissionSettings, Ranks
 from extproc.routing.picker import Picker, PickerSettings
 from extproc.routing.policies import BUILT_IN, Founding, LeastHarm, Policy
@@ -223,6 +225,18 @@ def test_a_pick_tells_how_it_came_about() -> None:
         picked_at_s=7.0,
         affinity="hit",
     )
+
+
+def test_a_pick_has_candidates_only_while_somebody_reads_and_is_the_same_otherwise() -> None:
+    readers, views = DecisionsService(num_kept=0), snapshot(endpoint_view(1), endpoint_view(2))
+    made = Picker(Founding(), "policy", rng=random.Random(0), next_id=lambda: "id", readers=readers)
+    with readers.reading():
+        read = routed(pick_of(made, views, request("a")))
+    readers.publish(DecisionRecord(read, 0.0, 0.0))
+    unread = routed(pick_of(made, views, request("a")))
+
+    assert tuple(read.candidates) == views.endpoints
+    assert unread == replace(read, candidates=())
 
 
 # --- fallbacks ------------------------------------------------------------------------------
