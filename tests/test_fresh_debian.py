@@ -103,7 +103,7 @@ def test_the_plain_machine_is_roots_and_has_a_clone(cache: dict[str, str]) -> No
     assert output.splitlines()[1:-1] == ["root", commit.strip()]
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(700)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -79,6 +79,7 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
         """Say nothing."""
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("words", SEARCHES)
 async def test_the_search_finds_the_page(address: str, words: str) -> None:

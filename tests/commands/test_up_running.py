@@ -191,6 +191,7 @@ async def test_pods_that_do_not_answer_are_named_and_the_others_served(
     assert '"model": "sql"' in up.output
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 @slow
 async def test_if_no_pod_answers_it_waits_for_one(start: Callable[..., Command]) -> None:
@@ -218,6 +219,7 @@ async def test_what_the_router_warned_of_while_it_started_is_shown(
     assert "serving on" not in up.output
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 @slow
 async def test_two_that_start_at_once_run_side_by_side(start: Callable[..., Command]) -> None:
@@ -243,6 +245,7 @@ async def test_it_ends_in_order_with_its_terminal(start: Callable[..., Command])
     assert await ended(up) == 0, up.output
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 @slow
 async def test_it_serves_pods_with_certificates(

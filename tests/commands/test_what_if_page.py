@@ -37,6 +37,7 @@ def fleet(tmp_path: Path) -> Iterator[tuple[Command, dict[str, object]]]:
         yield running, {"p8080": gateway, "p9002": grpc}
 
 
+@pytest.mark.long
 def test_the_page_records_a_fleet_and_asks_what_another_would_give(
     tmp_path: Path, fleet: tuple[Command, dict[str, object]]
 ) -> None:

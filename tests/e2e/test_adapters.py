@@ -159,6 +159,7 @@ async def test_a_pod_that_restarts_gets_its_adapters_again(http: aiohttp.ClientS
             await eventually(answers)
 
 
+@pytest.mark.long
 async def test_undeclared_adapters_are_served_and_never_unloaded_or_refused_if_so_configured(
     http: aiohttp.ClientSession,
 ) -> None:
@@ -418,6 +419,7 @@ async def test_nobody_declares_without_a_token_nor_through_the_gateway(
             assert response.status == 404
 
 
+@pytest.mark.long
 async def test_adapters_of_a_pod_that_is_gone_are_loaded_on_the_others_where_they_do_not_fit(
     http: aiohttp.ClientSession,
 ) -> None:
@@ -440,6 +442,7 @@ async def test_adapters_of_a_pod_that_is_gone_are_loaded_on_the_others_where_the
         assert {answer.status for answer in answers} == {200}
 
 
+@pytest.mark.long
 async def test_where_more_are_asked_for_than_have_a_place_each_is_answered_in_the_end(
     http: aiohttp.ClientSession,
 ) -> None:

@@ -112,6 +112,7 @@ async def is_quiet(prometheus: PrometheusProcess, *names: str) -> None:
     await eventually(does_not_fire)
 
 
+@pytest.mark.long
 async def test_a_crowd_at_one_pod(http: aiohttp.ClientSession) -> None:
     slow = replace(INSTANT, step_s=0.2, max_num_seqs=2)
     async with own_pods(1, profile=slow) as pods:
@@ -204,6 +205,7 @@ async def test_of_three_pods_one_is_killed_and_one_fails(http: aiohttp.ClientSes
             await fires(prometheus, *ONE_POD_FAILS)
 
 
+@pytest.mark.long
 async def test_a_slow_pod(http: aiohttp.ClientSession) -> None:
     steps_s = (0.02, 0.02, 0.1)
     pods_like = [
@@ -221,6 +223,7 @@ async def test_a_slow_pod(http: aiohttp.ClientSession) -> None:
                 await fires(prometheus, *SLOW)
 
 
+@pytest.mark.long
 async def test_a_canary_and_a_policy_on_trial_that_fail(http: aiohttp.ClientSession) -> None:
     trial = {"name": "tests.e2e.policies:Faulty", "args": {"adapter": "good"}, "share": 0.5}
     async with failing_version() as address:

@@ -37,6 +37,7 @@ def wait_until(check: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_pods_and_other_routers_of_one_process_say_what_they_do() -> None:
     plan = Plan(num_pods=3, num_adapters=4, num_peers=2, rate_per_s=20.0)
     with running(StackOptions(Variant.WIRE, plan, router=ROUTER)) as stack:
@@ -78,6 +79,7 @@ def test_what_one_of_several_routers_costs_is_printed_and_kept(
     assert case["told_bytes_per_s"] > 0
 
 
+@pytest.mark.long
 async def test_what_a_tap_records_of_an_envoy_now_is_what_is_replayed() -> None:
     """By its frames: ids and times differ. So the recording is renewed when an Envoy sends more."""
     recorded = (await record.record(), RECORDED.read_bytes())

@@ -136,6 +136,7 @@ async def test_uploads_are_turned_away_before_they_fill_the_memory(
     assert set(map(outcome, afterwards)) == {"served"}
 
 
+@pytest.mark.long
 async def test_lists_that_nobody_reads_are_not_kept(http: aiohttp.ClientSession) -> None:
     """Without end: an answer that is written whole makes a connection idle, for an hour."""
     # Longer than what the kernel takes of an answer to this machine itself.

@@ -124,6 +124,7 @@ async def test_a_gateway_that_does_all_that_routers_need_passes(tmp_path: Path) 
         assert [name for name, each in checks.items() if each.passed is None] == []
 
 
+@pytest.mark.few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "requirement", "word"),

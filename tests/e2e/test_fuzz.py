@@ -19,6 +19,7 @@ MODES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mode", MODES)
 def test_honest_clients_are_served_whatever_hostile_clients_pods_and_watchers_do(

@@ -54,6 +54,7 @@ def pod() -> web.Application:
     return app
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", [Mode.ORIGINAL_DST, Mode.OVERRIDE_HOST], ids=str)
 async def test_no_request_goes_into_a_connection_that_its_pod_closes_after_a_second(
     mode: Mode, http: aiohttp.ClientSession

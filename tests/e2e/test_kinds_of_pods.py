@@ -98,7 +98,7 @@ async def test_an_adapter_of_rank_64_never_reaches_a_pod_of_rank_16(
             "policy": {"name": policy},
             "destination": {"num_fallbacks": 1},
         }
-        async with gateway(Mode.OVERRIDE_HOST, pods, http, **sections) as client:
+        async with gateway(Mode.ORIGINAL_DST, pods, http, **sections) as client:
             answers = await asyncio.gather(*(client.chat(WIDE) for _ in range(NUM_AT_ONCE)))
             assert {(each.status, each.served_by) for each in answers} == {(200, "large")}
 

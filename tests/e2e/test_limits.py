@@ -125,6 +125,7 @@ async def test_a_request_with_any_number_of_header_lines_is_served_or_refused_wi
     await eventually(router.has_none_in_flight)
 
 
+@pytest.mark.long
 async def test_more_than_1024_requests_can_be_under_decision_at_once(
     pods: list[RunningPod],
 ) -> None:

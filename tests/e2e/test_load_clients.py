@@ -20,6 +20,7 @@ NUM_PODS = 3
 NUM_PROMPTS = 120
 
 
+@pytest.mark.long
 @pytest.mark.timeout(TIMEOUT_S + 120)
 @pytest.mark.skipif(
     not (PYTHON.parents[1] / ".installed").exists(),

@@ -70,7 +70,7 @@ async def warnings_of(router: EppProcess) -> list[str]:
 # ---- one of two routers
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
 async def test_another_router_takes_over_from_one_that_is_killed_or_hangs(
     pods: list[RunningPod], http: aiohttp.ClientSession, fault: signal.Signals

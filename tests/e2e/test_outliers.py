@@ -109,6 +109,7 @@ async def test_a_pod_that_lists_models_and_answers_404_for_them_attracts_no_traf
     assert num_failed(after) <= NUM_TRIALS
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", [Mode.ORIGINAL_DST, Mode.OVERRIDE_HOST])
 async def test_no_client_sees_that_a_pod_is_full_while_another_has_room(
     mode: Mode, http: aiohttp.ClientSession

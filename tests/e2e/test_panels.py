@@ -87,6 +87,7 @@ async def lacking(
     return found
 
 
+@pytest.mark.long
 async def test_every_query_of_every_panel_has_data(
     http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:

@@ -282,7 +282,7 @@ async def test_a_deadline_that_cannot_be_met_is_refused_at_once(
 # --- overload ---------------------------------------------------------------------------------
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("gateway", GATEWAYS)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from extproc.envoy.bootstrap import BodyDelivery, Mode
 from extproc.lab.fakepod.podserver import RunningPod
@@ -160,6 +161,7 @@ async def test_registration_goes_to_a_router_that_is_up_and_is_503_without_one(
         assert came_through_envoy(scene.pods) == []
 
 
+@pytest.mark.long
 async def test_registration_is_503_while_the_only_router_hangs(
     http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:

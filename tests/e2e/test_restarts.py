@@ -45,6 +45,7 @@ async def start_unready(router: RouterProcess) -> None:
     await eventually(lambda: is_unready(router))
 
 
+@pytest.mark.long
 async def test_a_router_that_is_not_ready_costs_no_request_where_envoy_fails_open(
     pods: list[RunningPod], http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:

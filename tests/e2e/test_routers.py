@@ -138,6 +138,7 @@ async def test_each_router_learns_how_its_picks_ended_though_one_gets_the_whole_
     assert known == [num_routers] * num_routers
 
 
+@pytest.mark.long
 async def test_each_router_counts_its_own_open_requests_while_others_end(
     http: aiohttp.ClientSession,
 ) -> None:
@@ -310,6 +311,7 @@ async def test_a_killed_router_costs_at_most_its_undecided_requests(
     assert known == [2, 2]
 
 
+@pytest.mark.long
 async def test_routers_that_cannot_reach_each_other_serve_and_catch_up_afterwards(
     http: aiohttp.ClientSession,
 ) -> None:
@@ -390,6 +392,7 @@ async def test_routers_know_of_each_others_requests_until_one_is_killed(
     assert set(load.outcomes) <= {"served", "router_unavailable"}
 
 
+@pytest.mark.long
 async def test_routers_that_lose_touch_forget_each_others_requests_until_they_are_linked_again(
     http: aiohttp.ClientSession,
 ) -> None:

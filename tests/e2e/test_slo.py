@@ -56,6 +56,7 @@ async def test_a_streamed_response_is_judged_by_its_first_token(mode: Mode) -> N
             await eventually(lambda: are(1, 2))
 
 
+@pytest.mark.long
 async def test_the_time_per_output_token_is_that_of_the_pods() -> None:
     slow = replace(INSTANT, step_s=STEP_S)
     async with (

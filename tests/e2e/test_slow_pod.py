@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import aiohttp
+import pytest
 
 from extproc.envoy.bootstrap import Mode
 from extproc.lab.engine.profiles import INSTANT
@@ -127,6 +128,7 @@ async def mean_ttft_s(scene: Scene) -> dict[str, float]:
     return {address: sums[address] / count for address, count in counts.items()}
 
 
+@pytest.mark.long
 async def test_the_live_page_has_a_column_of_times_per_token_and_says_how_requests_ended() -> None:
     async with running() as scene, running_browser() as browser:
         *_, slow = scene.pods

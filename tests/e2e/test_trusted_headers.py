@@ -23,6 +23,7 @@ def seen(answer: Answer) -> tuple[int, str | None]:
     return answer.status, answer.json["error"]["code"] if answer.status >= 400 else None
 
 
+@pytest.mark.long
 async def test_a_header_counts_only_where_it_is_trusted(http: aiohttp.ClientSession) -> None:
     """A loaded pod sheds requests of `shared` for their route, so that it is known to be loaded."""
     admission = {"priorities": {"batch": -1}, "sheddable_max_kv_usage_ratio": 0.0}
@@ -70,7 +71,7 @@ def gateway(router: RouterProcess, append_action: str, *, is_early: bool) -> Env
     return EnvoyProcess(yaml.safe_dump(bootstrap))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("is_early", [False, True])
 @pytest.mark.parametrize("trusted", ["model_rewrite", NEW])
 async def test_a_header_that_a_client_adds_to_the_gateway_s_never_counts(

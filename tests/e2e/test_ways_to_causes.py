@@ -155,7 +155,7 @@ def test_each_way_is_one_that_the_pages_lead() -> None:
                 here = f"docs/{page}" if page else here
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault["fault"])
 async def test_the_way_leads_from_the_alert_to_the_cause(
     fault: dict[str, Any], http: aiohttp.ClientSession, tmp_path: Path

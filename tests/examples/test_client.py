@@ -64,6 +64,7 @@ async def test_it_lists_models_streams_from_two_adapters_and_shows_an_error() ->
     assert error.endswith("(type invalid_request_error, code model_not_found, param model)")
 
 
+@pytest.mark.long
 async def test_it_repeats_what_got_429_until_there_is_room() -> None:
     config = {"admission": {"max_pending_per_endpoint": 1}}
     async with (
@@ -86,6 +87,7 @@ async def test_it_repeats_what_got_429_until_there_is_room() -> None:
     assert re.search(r"^chat, [1-5] retries: pod-0 says", said, re.M)
 
 
+@pytest.mark.long
 async def test_without_pods_it_ends_with_the_error_of_the_router() -> None:
     # Each of its attempts is held for so long, should the pod come back.
     async with gateway(1, {"request": {"max_hold_s": 0.5}}) as (pods, _, envoy):

@@ -257,6 +257,7 @@ def test_what_users_declared_outlives_the_release(
     helm.uninstall()
 
 
+@pytest.mark.long
 def test_without_keep_the_definition_goes_with_the_release(
     own_server: ApiServer, own_helm: Releases
 ) -> None:
@@ -267,6 +268,7 @@ def test_without_keep_the_definition_goes_with_the_release(
     own_server.kubectl("wait", "--for=delete", DEFINITION, "--timeout=60s")
 
 
+@pytest.mark.long
 def test_two_releases_share_a_namespace(api_server: ApiServer, helm: Releases) -> None:
     helm.install({})
     helm.install({"gateway": {"name": "b"}, "httpRoute": {"name": "b"}}, name="b")

@@ -172,6 +172,7 @@ def uids(found: Mapping[str, Object], names: Collection[str]) -> dict[str, str]:
     return {name: found[name]["metadata"]["uid"] for name in names}
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("switch", TURNED)
 def test_a_switch_on_a_running_release_and_back_replaces_nothing_and_ends_no_router(
     server: ApiServer, helm: Releases, switch: str

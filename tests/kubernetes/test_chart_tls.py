@@ -142,6 +142,7 @@ def test_a_router_that_dials_no_pod_s_service_may_speak_tls() -> None:
     assert not refusal({**ROUTER, "envoyGateway": {"originalDestination": True, "failOpen": True}})
 
 
+@pytest.mark.few(2)
 @pytest.mark.kubernetes
 @pytest.mark.parametrize(
     ("values", "value"),

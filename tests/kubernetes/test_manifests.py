@@ -192,7 +192,7 @@ SPARE = {
 """Rights for a cluster with other definitions than those that count in this one."""
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 async def test_the_service_needs_exactly_the_rights_that_it_is_granted(
     applied: Applied, tmp_path: Path
 ) -> None:

@@ -129,6 +129,7 @@ async def test_envoy_gateway_pings_the_routers_for_requests_and_for_the_log(over
     assert pings == {"accesslog_als_0_0": expected, "envoyextensionpolicy": expected}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(no_helm()), reason=no_helm())
 async def test_in_mode_epp_a_response_has_no_limit_and_idle_connections_close_first() -> None:
     """As Envoy Gateway hands it to AI Gateway, with a Service for the pool that only that knows."""

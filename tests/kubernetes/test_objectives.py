@@ -83,6 +83,7 @@ async def test_priorities_follow_the_objectives_of_the_pool(
     assert "in two API groups, those under /apis/llm-d.ai/v1alpha2 alone count" in line
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_definitions_may_come_and_go(crds_folder: Path) -> None:
     """None at first, then that of the older group, then both, then the older one again."""

@@ -126,6 +126,7 @@ def truth_of(writers: list[Writer]) -> Truth:
     return {address: is_ready for each in writers for address, is_ready in each.truth().items()}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 async def test_the_pool_becomes_the_truth_after_changes_through_faults(
     cluster: Cluster, proxy: FaultyProxy, kubeconfig: Path

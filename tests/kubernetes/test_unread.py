@@ -257,6 +257,7 @@ async def test_by_default_the_last_route_with_tenants_leaves_nothing_public_whil
         assert await it.answers("configured") == [200] * 3
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("crds", "definition")
 async def test_rewrites_that_cannot_be_read_restrict_nobody_and_their_names_are_unknown(
     cluster: Cluster, proxy: FaultyProxy
@@ -275,6 +276,7 @@ async def test_rewrites_that_cannot_be_read_restrict_nobody_and_their_names_are_
         await it.check_that_all_is_known("alias")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("crds")
 async def test_a_role_of_others_without_our_kind_is_no_matter_where_that_is_not_defined(
     crds_folder: Path,

@@ -86,6 +86,7 @@ class Watched:
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.long
 async def test_busy_loops_stretch_scrapes_and_neither_requests_nor_reports_are_lost() -> None:
     """Two do not make it late where the kernel shares a core well
     and the router needs little of it, so more are started until they do."""

@@ -106,6 +106,7 @@ async def test_pods_activity_and_reasons_appear_and_a_dead_pod_is_shown() -> Non
         assert "pod-1" in await page.evaluate(text_of("#pods tr.bad th"))
 
 
+@pytest.mark.long
 async def test_what_is_held_is_shown_with_its_adapters_as_long_as_it_is() -> None:
     async with showing(policy="tests.e2e.room:Room") as scene:
         page = await scene.open()
@@ -164,6 +165,7 @@ async def test_when_the_router_is_gone_it_says_so_and_recovers_by_itself() -> No
         assert not await page.evaluate("document.body.classList.contains('stale')")
 
 
+@pytest.mark.long
 async def test_on_a_small_screen_nothing_is_wider_than_it() -> None:
     names = [f"{name}-with-a-name-that-is-rather-long" for name in ADAPTERS]
     async with showing(num_pods=6, adapters=names) as scene:
@@ -204,6 +206,7 @@ def contrast(selector: str) -> str:
     }})()"""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_text_stands_out_in_either_scheme(scheme: str) -> None:
     async with showing(policy="least_pending") as scene:
@@ -224,6 +227,7 @@ async def test_text_stands_out_in_either_scheme(scheme: str) -> None:
     assert min(ratios) >= 4.5
 
 
+@pytest.mark.long
 async def test_states_differ_without_their_colours() -> None:
     async with showing(num_pods=1, policy="least_pending") as scene:
         page = await scene.open()
@@ -274,6 +278,7 @@ async def test_the_policy_of_the_port_keeps_injected_scripts_from_running() -> N
         assert any("Content Security Policy" in problem for problem in page.problems)
 
 
+@pytest.mark.long
 async def test_many_adapters_are_cut_and_the_filter_finds_the_rest() -> None:
     async with showing() as scene:
         page = await scene.open()
@@ -296,6 +301,7 @@ async def test_many_adapters_are_cut_and_the_filter_finds_the_rest() -> None:
         assert await page.evaluate("document.querySelectorAll('#heat tbody tr').length") == 40
 
 
+@pytest.mark.long
 async def test_the_filter_is_for_the_decisions_too() -> None:
     async with showing() as scene:
         page = await scene.open()
@@ -310,6 +316,7 @@ async def test_the_filter_is_for_the_decisions_too() -> None:
         assert await page.evaluate("document.querySelectorAll('#decisions li').length") == 1
 
 
+@pytest.mark.long
 async def test_on_a_phone_a_decision_is_a_line_that_a_click_opens() -> None:
     height = "document.querySelector('#decisions li').offsetHeight"
     async with showing(num_pods=4) as scene:
@@ -326,6 +333,7 @@ async def test_on_a_phone_a_decision_is_a_line_that_a_click_opens() -> None:
     assert whole < 3500
 
 
+@pytest.mark.long
 async def test_tiles_fill_their_rows() -> None:
     async with showing(num_pods=1) as scene:
         page = await scene.open(width=1200)
@@ -336,6 +344,7 @@ async def test_tiles_fill_their_rows() -> None:
             assert len({found.count(top) for top in found}) == 1, width
 
 
+@pytest.mark.long
 async def test_a_hidden_tab_disconnects_and_comes_back_when_seen() -> None:
     hide = (
         "(value) => { Object.defineProperty(document, 'hidden', {value, configurable: true});"
@@ -390,6 +399,7 @@ async def test_hundreds_of_decisions_a_second_leave_it_going_and_bounded() -> No
     assert page.problems == []
 
 
+@pytest.mark.long
 async def test_it_looks_the_same_without_motion(tmp_path: Path) -> None:
     async with showing(num_pods=1) as scene:
         page = await scene.open(reduced_motion=True)

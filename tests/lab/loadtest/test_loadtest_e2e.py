@@ -97,6 +97,7 @@ scenarios:
 """
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 @pytest.mark.timeout(240)
 async def test_what_real_requests_claim_decides_and_refusals_are_counted() -> None:
@@ -123,6 +124,7 @@ def states(target: RunningTarget) -> set[str]:
     return {stat.read_text().rpartition(") ")[2][0] for stat in stats}
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 @pytest.mark.timeout(240)
 async def test_targets_stand_still_until_it_is_their_turn_again() -> None:
@@ -148,6 +150,7 @@ async def test_targets_stand_still_until_it_is_their_turn_again() -> None:
         assert run.result.errors == {}
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 @pytest.mark.timeout(240)
 async def test_a_target_that_dies_is_reported_and_the_others_go_on() -> None:

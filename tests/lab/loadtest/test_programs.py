@@ -160,6 +160,7 @@ async def test_a_picker_names_pods_in_header_or_metadata_and_sees_the_whole_exch
         assert {"request_headers", "request_body", "response_headers", "response_body"} <= {*seen}
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 @pytest.mark.timeout(240)
 async def test_other_model_servers_stand_for_the_fake_pods(tmp_path: Path) -> None:
@@ -294,6 +295,7 @@ async def test_a_picker_that_never_answers_envoy_is_named(
     assert len(str(raised.value).splitlines()) == 1
 
 
+@pytest.mark.long
 @pytest.mark.e2e
 @pytest.mark.timeout(240)
 def test_a_target_that_does_not_start_fails_the_command_and_leaves_nothing(tmp_path: Path) -> None:

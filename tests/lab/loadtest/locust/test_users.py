@@ -63,6 +63,7 @@ async def test_a_workload_is_sent_timed_and_written_down(pod: RunningPod, tmp_pa
     assert f"served well: {num_met} of {num} requests" in log
 
 
+@pytest.mark.long
 async def test_two_workers_do_together_what_one_process_does(
     pod: RunningPod, tmp_path: Path
 ) -> None:
@@ -151,6 +152,7 @@ async def test_a_test_that_cannot_begin_ends_at_once_with_one_line(
     assert "Traceback" not in log
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("asked", "ends_with"), [((), 0), (("--fail-on-lag",), 3)])
 async def test_a_generator_that_lagged_is_told_in_the_report_too(
     pod: RunningPod, tmp_path: Path, asked: tuple[str, ...], ends_with: int
@@ -201,6 +203,7 @@ async def test_a_test_stops_by_itself_and_another_can_begin(
     assert _nums_ended(log) == sizes
 
 
+@pytest.mark.long
 async def test_a_test_that_is_stopped_in_the_ui_counts_what_it_has_not_sent(
     pod: RunningPod,
 ) -> None:
