@@ -107,8 +107,7 @@ class TicketLine:
         Args:
             last_s: Nobody holds up others for longer than until then.
         """
-        known = self._addresses if waiting.addresses else ()  # mostly nobody waits there
-        places = {address: 1 << place for place, address in enumerate(known)}
+        places = {address: 1 << place for place, address in enumerate(self._addresses)}
         bits = [places.get(address, 0) for address in waiting.addresses]
         before = self.from_peers.pop(router_id, ())
         ahead = [
