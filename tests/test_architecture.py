@@ -163,9 +163,9 @@ STATE = {
     "adapters.ledger": {"PodLedger": "pods as the planner knows them"},
     "adapters.podhistory": {"PodHistory": "one of them"},
     "adapters.versions": {"Kept": "what is judged of an adapter"},
-    "learned.failurerows": {
+    "learned.failurestreaks": {
         "EndpointEnds": "an endpoint's record among others'",
-        "FailureRow": "its failures since it last served anything",
+        "FailureStreak": "its failures since it last served anything",
     },
     "pods.foreign": {"ForeignRequests": "an endpoint's requests of other routers"},
     "pods.podhealth": {"PodHealth": "an endpoint's process"},
