@@ -12,7 +12,7 @@ from extproc.peers.adapterpeers import AdapterPeers, AdapterUpdate
 from extproc.peers.links import Links, PeersService
 from extproc.peers.peermessages import PickUpdate
 from extproc.peers.relay import Relay
-from extproc.peers.telling import FLUSH_S, Hearing, Telling
+from extproc.peers.updates import FLUSH_S, UpdateReceiver, UpdateSender
 from extproc.pods.endpointstate import EndpointState
 from extproc.pods.peerpicks import pick_ids
 from extproc.pods.pool import InFlight
@@ -66,11 +66,13 @@ class Peer:
         self._clock, self._next_id = clock, pick_ids(router_id)
         self._in_flight: deque[InFlight] = deque()
         self._traffic = traffic or Traffic()
-        self._telling = Telling(Links(), call_later=call_later, clock=clock, observers=Observers())
+        self._sender = UpdateSender(
+            Links(), call_later=call_later, clock=clock, observers=Observers()
+        )
         self.service = PeersService(
             Relay(),
             router_id,
-            links=self._telling.links,
+            links=self._sender.links,
             listener=self,
             on_entries=lambda *_: None,
             clock=clock,
@@ -82,13 +84,13 @@ class Peer:
         request = RequestInfo(adapter, adapter, body_bytes=_BODY_BYTES)
         pick = Pick(self._next_id(), request, (address,), "bench", "told")
         flight = InFlight(pick, self._clock(), pod=_pod(address))
-        self._telling.started(flight, is_new=True)
+        self._sender.started(flight, is_new=True)
         self._in_flight.append(flight)
 
     def end(self) -> tuple[str, str]:
         """Have its oldest request end; return the address of its pod, and its adapter."""
         flight = self._in_flight.popleft()
-        self._telling.ended(flight, has_run=True)
+        self._sender.ended(flight, has_run=True)
         return flight.pick.address, flight.pick.request.model
 
     def methods(self) -> Sequence[Method]:
@@ -106,7 +108,7 @@ class Peer:
 
     def begin(self) -> None:
         """Tell all that is in flight."""
-        self._telling.begin(self._in_flight)
+        self._sender.begin(self._in_flight)
 
     def hear(self, router_id: str, update: PickUpdate) -> None:
         """Nothing."""
@@ -163,7 +165,7 @@ class Heard:
     def __init__(self, router: Router, clock: Callable[[], float], num_peers: int) -> None:
         self._clock, self._due = clock, list[tuple[float, Callable[[], None]]]()
         observers = Observers()
-        telling = Telling(Links(), call_later=self._later, clock=clock, observers=observers)
+        sender = UpdateSender(Links(), call_later=self._later, clock=clock, observers=observers)
         adapters = AdapterPeers(
             "own",
             router.catalog,
@@ -175,8 +177,8 @@ class Heard:
         service = PeersService(
             Relay(),
             "own",
-            links=telling.links,
-            listener=Hearing(router, adapters, telling, clock=clock, observers=observers),
+            links=sender.links,
+            listener=UpdateReceiver(router, adapters, sender, clock=clock, observers=observers),
             on_entries=lambda *_: None,
             clock=clock,
         )

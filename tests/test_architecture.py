@@ -127,7 +127,7 @@ IMPURE = {
     "routing": (),
     "request": ("codec", "encoding", "processor"),
     "peers": (
-        *("adapterpeers", "dialler", "peermessages", "keys", "link", "links", "peering", "telling"),
+        *("adapterpeers", "dialler", "peermessages", "keys", "link", "links", "peering", "updates"),
     ),
     "discovery": (
         *("dns", "dnsanswers", "endpointlist", "file", "static"),

@@ -15,7 +15,7 @@ from extproc.meters import Meters
 from extproc.observe.observers import Observers
 from extproc.peers.links import METHOD, OnEntries, PeersService
 from extproc.peers.relay import Relay, count_routers
-from extproc.peers.telling import Hearing
+from extproc.peers.updates import UpdateReceiver
 from extproc.types import Endpoint
 from extproc.wire.rpc import Method
 
@@ -80,7 +80,7 @@ class Peering:
     Args:
         settings: None where there are no peers.
         relay: Takes what is for other routers.
-        hearing: Takes what they say.
+        receiver: Takes what they say.
         router_id: First part of our picks' ids.
         on_entries: Called with access log entries that a peer passed on, and its link.
         on_lost: Called with a link that has closed, or whose peer may have missed entries.
@@ -96,7 +96,7 @@ class Peering:
         self,
         settings: PeerSettings | None,
         relay: Relay,
-        hearing: Hearing,
+        receiver: UpdateReceiver,
         *,
         router_id: str,
         on_entries: OnEntries,
@@ -113,12 +113,12 @@ class Peering:
         self._router_id = router_id
         self._on_num_routers = on_num_routers
         self._rng = rng
-        self._relay, self._hearing = relay, hearing
+        self._relay, self._receiver = relay, receiver
         self._service = PeersService(
             relay,
             router_id,
-            links=hearing.links,
-            listener=hearing,
+            links=receiver.links,
+            listener=receiver,
             on_entries=on_entries,
             on_lost=on_lost,
             num_losses=num_losses,
@@ -203,7 +203,7 @@ class Peering:
             "reason",
             lambda: dict(relay.num_dropped),
         )
-        self._hearing.add_metrics(meters)
+        self._receiver.add_metrics(meters)
 
     async def _tick(self) -> None:
         while True:

@@ -13,7 +13,7 @@ REST_RATIO = 10
 PEER_OFFERS_FIRST_S = 0.01
 """After another router's word of a request's end, until the room is offered here: the other one
 offers it at once, and what it picks is known here by then. Two messages of a router are 2 ms apart
-(`peers.telling`), and each has a way."""
+(`peers.updates`), and each has a way."""
 
 
 class Schedule:

@@ -34,7 +34,7 @@ from extproc.peers.adapterpeers import AdapterUpdate
 from extproc.peers.links import Links
 from extproc.peers.peering import ObservedRelay, Peering
 from extproc.peers.relay import Relay
-from extproc.peers.telling import Hearing, Telling
+from extproc.peers.updates import UpdateReceiver, UpdateSender
 from extproc.pods.accounting import Accounting
 from extproc.pods.scraping import Pods
 from extproc.reports.engines import PROFILES
@@ -91,7 +91,7 @@ class Parts:
         self.changed = changed = asyncio.Event()
         self.traffic = Traffic(configured.budget(config))
         observers, relay = Observers(), Relay(configured.relay_settings(config))
-        telling = Telling(
+        sender = UpdateSender(
             Links(),
             call_later=asyncio.get_running_loop().call_later,
             clock=clocks.clock,
@@ -106,7 +106,7 @@ class Parts:
             router_id=router_id,
             clocks=clocks,
             readers=decisions,
-            telling=None if alone else telling,
+            sender=None if alone else sender,
         )
         settings = configured.accounting_settings(config)
         self.accounting = Accounting(routing.pool, router_id, settings, relay)
@@ -168,17 +168,17 @@ class Parts:
             routing,
             poke=self.pods.poke,
             on_news=changed.set if config.discovery.kubernetes is not None else None,
-            say=None if alone else _saying(telling, observers),
+            say=None if alone else _saying(sender, observers),
             router_id=router_id,
             clocks=clocks,
         )
         self.peering = Peering(
             peer_settings(config, clocks),
             relay,
-            Hearing(
+            UpdateReceiver(
                 routing.router,
                 self.adapters.peers,
-                telling,
+                sender,
                 clock=clocks.clock,
                 observers=observers,
             ),
@@ -326,8 +326,8 @@ def _num_losses(accounting: Accounting, relay: Relay) -> int:
     return accounting.logs.num_losses + sum(relay.num_dropped.values())
 
 
-def _saying(telling: Telling, observers: Observers) -> Callable[[AdapterUpdate], None]:
-    return lambda update: observers.call("telling", telling.links.say, update)
+def _saying(sender: UpdateSender, observers: Observers) -> Callable[[AdapterUpdate], None]:
+    return lambda update: observers.call("telling", sender.links.say, update)
 
 
 def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:

@@ -18,7 +18,7 @@ from extproc.observe.arms import ArmRecorder
 from extproc.observe.attainment import Attainment
 from extproc.observe.shadowing import ShadowSettings
 from extproc.openai import Spelling
-from extproc.peers.telling import Telling
+from extproc.peers.updates import UpdateSender
 from extproc.plugins import PolicyError, describe_error, load_policy
 from extproc.pods.peerpicks import pick_ids
 from extproc.pods.pool import Pool
@@ -53,7 +53,7 @@ class Routing:
         router_id: First part of the picks' ids.
         clocks: Clocks and randomness.
         readers: Of how picks came about; None for picks that are always read.
-        telling: Tells other routers, if there are any.
+        sender: Tells other routers, if there are any.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class Routing:
         router_id: str,
         clocks: Clocks,
         readers: Readers | None = None,
-        telling: Telling | None = None,
+        sender: UpdateSender | None = None,
     ) -> None:
         self.sources, self.is_wanting = DeclarationSources(), asyncio.Event()
         catalog = Catalog(sources=self.sources, on_cold=self.is_wanting.set)
         queue = HoldQueue(
             configured.queue_settings(config),
             at=self._offer_at,
-            on_change=None if telling is None else telling.waits,
+            on_change=None if sender is None else sender.waits,
         )
         self._offer_handle: asyncio.TimerHandle | None = None
         self.pool = Pool(
@@ -80,7 +80,7 @@ class Routing:
             counts_first=True,
             queue=queue,
             catalog=catalog,
-            observer=telling,
+            observer=sender,
         )
         self.attainment, self.arms = Attainment(config.admin.slo_ttft_s), ArmRecorder()
         self._config = config

@@ -18,7 +18,7 @@ from extproc.peers.keys import LinkEnd, new_nonce, prove, read_keys
 from extproc.peers.links import Links
 from extproc.peers.peering import Peering
 from extproc.peers.relay import Relay
-from extproc.peers.telling import Hearing, Telling
+from extproc.peers.updates import UpdateReceiver, UpdateSender
 from extproc.routing.catalog import Catalog
 from extproc.service.clocks import Clocks
 from extproc.service.peeraccess import peer_settings
@@ -51,7 +51,7 @@ class Peered:
         clock, self.observers = time.monotonic, Observers()
         self.taken: list[bytes] = []
         self.sizes: list[int] = []
-        self.telling = Telling(
+        self.sender = UpdateSender(
             Links(),
             call_later=asyncio.get_running_loop().call_later,
             clock=clock,
@@ -59,8 +59,8 @@ class Peered:
         )
         self.catalog = Catalog()
         self.router = routing(
-            observer=None if peers is None else self.telling,
-            on_change=None if peers is None else self.telling.waits,
+            observer=None if peers is None else self.sender,
+            on_change=None if peers is None else self.sender.waits,
             catalog=self.catalog,
         )
         self.pool = fill(self.router.pool, 1, 2)
@@ -71,14 +71,14 @@ class Peered:
             poke=lambda _: None,
             wake=lambda: None,
             clock=lambda: 0.0,
-            say=lambda word: self.observers.call("telling", self.telling.links.say, word),
+            say=lambda word: self.observers.call("telling", self.sender.links.say, word),
         )
         clocks = Clocks(clock, time.time, random.Random(router_id))
         self.peering = Peering(
             peer_settings(configured(peers), clocks),
             self.relay,
-            Hearing(
-                self.router, self.adapters, self.telling, clock=clock, observers=self.observers
+            UpdateReceiver(
+                self.router, self.adapters, self.sender, clock=clock, observers=self.observers
             ),
             router_id=router_id,
             on_entries=lambda entries, _link: self.taken.extend(entries),

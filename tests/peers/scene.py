@@ -12,7 +12,7 @@ from extproc.peers.adapterpeers import AdapterPeers, AdapterUpdate
 from extproc.peers.links import Links, PeersService
 from extproc.peers.peermessages import PickUpdate, encode
 from extproc.peers.relay import Relay, RelaySettings
-from extproc.peers.telling import Hearing, Telling
+from extproc.peers.updates import UpdateReceiver, UpdateSender
 from extproc.pods.picksums import BEGAN, PlaceSum, Sums
 from extproc.routing.router import Router as RoutingRouter
 from extproc.wire.rpc import Call, Code, Session
@@ -119,7 +119,7 @@ class Later:
 
 def served(
     router: RoutingRouter,
-    telling: Telling,
+    sender: UpdateSender,
     router_id: str,
     observers: Observers,
     clock: Callable[[], float] = lambda: 0.0,
@@ -131,8 +131,8 @@ def served(
     return PeersService(
         Relay(),
         router_id,
-        links=telling.links,
-        listener=Hearing(router, adapters, telling, clock=clock, observers=observers),
+        links=sender.links,
+        listener=UpdateReceiver(router, adapters, sender, clock=clock, observers=observers),
         on_entries=lambda *_: None,
         clock=clock,
         believes_callers=True,

@@ -271,7 +271,7 @@ def test_a_routers_name_is_short() -> None:
 # --- what routers tell each other -------------------------------------------------------------
 
 
-def telling() -> tuple[Router, Router, Wire]:
+def sender() -> tuple[Router, Router, Wire]:
     """Two routers; `a` has told `b` that it has nothing in flight."""
     near, far = Router("a"), Router("b")
     wire = Wire(near, far)
@@ -308,7 +308,7 @@ def place_sums(draw: st.DrawFn) -> PlaceSum:
 def test_sums_arrive_as_they_were_told(
     is_whole: bool, first: int, places: list[PlaceSum], changes: list[int]
 ) -> None:
-    near, far, wire = telling()
+    near, far, wire = sender()
     sums = Sums(is_whole, first, places or (), changes)
     near.tell(PickUpdate(sums))
     wire.pump()
@@ -371,7 +371,7 @@ def test_a_link_that_fails_keeps_nothing_from_the_others() -> None:
 
 
 def test_a_link_that_is_no_longer_needed_ends_without_effect_on_what_is_told() -> None:
-    near, far, wire = telling()
+    near, far, wire = sender()
     second = Wire(near, far)
     second.pump()
     second.cut()
@@ -385,7 +385,7 @@ LARGE = told(*[9] * 5 * 256)
 
 
 def test_a_link_that_does_not_read_gets_so_much_and_all_later_updates_are_dropped() -> None:
-    near, far, wire = telling()
+    near, far, wire = sender()
     num_bytes = len(encode(LARGE))
     num_updates = 2 * MAX_UNREAD_BYTES // num_bytes
     for _ in range(num_updates):
@@ -399,7 +399,7 @@ def test_a_link_that_does_not_read_gets_so_much_and_all_later_updates_are_droppe
 
 
 def test_a_link_that_has_dropped_something_is_told_again_once_it_has_read() -> None:
-    near, far, wire = telling()
+    near, far, wire = sender()
     while not near.links.num_unsent:
         near.tell(LARGE)
     near.tell()  # would fit, but it would not be the next one
@@ -412,7 +412,7 @@ def test_a_link_that_has_dropped_something_is_told_again_once_it_has_read() -> N
 
 
 def test_an_acknowledgement_that_nobody_asked_for_is_no_sign_of_reading() -> None:
-    near, _, wire = telling()
+    near, _, wire = sender()
     [session] = near.links
     assert session.link is not None
     for _ in range(2 * MAX_UNREAD_BYTES // len(encode(LARGE))):
@@ -424,7 +424,7 @@ def test_an_acknowledgement_that_nobody_asked_for_is_no_sign_of_reading() -> Non
 
 
 def test_while_it_reads_nothing_is_dropped() -> None:
-    near, far, wire = telling()
+    near, far, wire = sender()
     for _ in range(2 * MAX_UNREAD_BYTES // len(encode(LARGE))):
         near.tell(LARGE)
         wire.pump()
@@ -510,7 +510,7 @@ def waitings(draw: st.DrawFn) -> Waiting:
 
 @given(waitings())
 def test_who_waits_arrives_as_it_was_told(waiting: Waiting) -> None:
-    near, far, wire = telling()
+    near, far, wire = sender()
     near.tell(PickUpdate(waiting=waiting))
     wire.pump()
 
@@ -523,7 +523,7 @@ def test_who_waits_arrives_as_it_was_told(waiting: Waiting) -> None:
 
 
 def test_who_waits_anywhere_is_told_to_wait_everywhere() -> None:
-    near, far, wire = telling()
+    near, far, wire = sender()
     near.tell(PickUpdate(waiting=Waiting(("p", "q", "r"), (Ahead(0, reach=-1),))))
     wire.pump()
 
@@ -533,7 +533,7 @@ def test_who_waits_anywhere_is_told_to_wait_everywhere() -> None:
 
 
 def test_who_waits_beyond_the_bounds_is_not_told_and_not_heard() -> None:
-    near, far, wire = telling()
+    near, far, wire = sender()
     addresses = tuple(map(str, range(MAX_ENDPOINTS + 1)))
     near.tell(PickUpdate(waiting=Waiting(addresses, (Ahead(2**31),))))
     wire.pump()

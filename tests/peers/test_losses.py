@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from extproc.observe.observers import Observers
 from extproc.peers.links import Links
 from extproc.peers.peering import TICK_S
-from extproc.peers.telling import Telling
+from extproc.peers.updates import UpdateSender
 from extproc.types import RequestInfo
 from tests.builders import Clock, address, fill, pick, request, routing
 from tests.peers.scene import Later, Wire, kinds, served
@@ -35,10 +35,10 @@ class Member:
         self.id, self._clock, self._num = router_id, clock, 0
         self.running: dict[str, tuple[int, RequestInfo]] = {}
         observers = Observers()
-        telling = Telling(Links(), call_later=later, clock=clock, observers=observers)
-        router = routing(observer=telling, on_change=telling.waits)
+        sender = UpdateSender(Links(), call_later=later, clock=clock, observers=observers)
+        router = routing(observer=sender, on_change=sender.waits)
         self.pool = fill(router.pool, *range(1, NUM_PODS + 1), adapters="ab")
-        self.service = served(router, telling, router_id, observers, clock)
+        self.service = served(router, sender, router_id, observers, clock)
 
     def start(self, number: int, info: RequestInfo) -> None:
         self._num += 1

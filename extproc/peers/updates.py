@@ -28,7 +28,7 @@ BEGIN_INTERVAL_S = 0.1
 """The same where a link has opened: a whole update of 20,000 picks takes some 30 ms."""
 
 
-class Telling:
+class UpdateSender:
     """Sums up what a pool starts and ends and who waits, and tells it within milliseconds.
 
     Args:
@@ -123,7 +123,7 @@ class Telling:
         self.links.tell(encode(update), update.sums.num_begun)
 
 
-class Hearing:
+class UpdateReceiver:
     """Counts the messages of other routers; and has messages sent to them.
 
     Attributes:
@@ -132,7 +132,7 @@ class Hearing:
     Args:
         router: Its pool has the picks, and requests that wait elsewhere go before its own.
         adapters: Takes the updates about adapters.
-        telling: Sends our side.
+        sender: Sends our side.
         clock: Monotonic seconds.
         observers: Calls all of it: no request depends on it.
     """
@@ -141,18 +141,18 @@ class Hearing:
         self,
         router: Router,
         adapters: AdapterPeers,
-        telling: Telling,
+        sender: UpdateSender,
         *,
         clock: Callable[[], float],
         observers: Observers,
     ) -> None:
-        self._router, self._adapters, self._telling = router, adapters, telling
-        self.links = telling.links
+        self._router, self._adapters, self._sender = router, adapters, sender
+        self.links = sender.links
         self._clock, self._call = clock, observers.call
 
     def begin(self) -> None:
         """Tell those who listen from now on."""
-        self._telling.begin(self._router.pool.flights)
+        self._sender.begin(self._router.pool.flights)
 
     def hear(self, router_id: str, update: PickUpdate) -> None:
         """Count what a router tells."""
@@ -169,7 +169,7 @@ class Hearing:
 
     def add_metrics(self, meters: Meters) -> None:
         """Register the metrics of the messages between routers."""
-        peer_picks, telling, links = self._router.pool.peer_picks, self._telling, self.links
+        peer_picks, sender, links = self._router.pool.peer_picks, self._sender, self.links
         meters.add_gauge(
             "told_in_flight",
             "Unfinished picks of other routers, by their own reports.",
@@ -188,7 +188,7 @@ class Hearing:
             "(16,384 of a router, or 65,536): received and not counted.",
             "reason",
             lambda: {
-                "untold": telling.num_left_out,
+                "untold": sender.num_left_out,
                 "slow_link": links.num_unsent,
                 **peer_picks.num_ignored,
             },

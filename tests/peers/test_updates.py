@@ -14,7 +14,7 @@ from extproc.observe.observers import Observers
 from extproc.observe.telemetry import Telemetry
 from extproc.peers.links import Links
 from extproc.peers.peermessages import decode
-from extproc.peers.telling import BEGIN_INTERVAL_S, FLUSH_S, WHOLE_S, Telling
+from extproc.peers.updates import BEGIN_INTERVAL_S, FLUSH_S, WHOLE_S, UpdateSender
 from extproc.phrases import FOR_SLOT
 from extproc.pods import picksums
 from extproc.pods.peerpicks import UNKNOWN_POD
@@ -214,13 +214,13 @@ class Near:
     def __init__(self, *calls: FakeCall) -> None:
         self.clock, self.observers = Clock(), Observers()
         self.later = Later(self.clock)
-        self.telling = Telling(
+        self.sender = UpdateSender(
             Links(), call_later=self.later, clock=self.clock, observers=self.observers
         )
-        router = routing(observer=self.telling, on_change=self.telling.waits)
+        router = routing(observer=self.sender, on_change=self.sender.waits)
         router.pool.set_endpoints([endpoint(1)])
         self.flights = router.pool.flights
-        self.service = served(router, self.telling, "aa", self.observers, self.clock)
+        self.service = served(router, self.sender, "aa", self.observers, self.clock)
         for number, call in enumerate(calls):
             self.link(call, f"b{number}")
         self.later.run()
@@ -333,7 +333,7 @@ def test_a_timer_that_fires_early_or_stands_still_ends_no_whole_updates() -> Non
 
 def test_when_the_last_link_is_gone_no_timer_goes_on() -> None:
     near = Near(FakeCall())
-    [session] = near.telling.links
+    [session] = near.sender.links
     session.closed()
     near.later.run(2 * WHOLE_S)
 
@@ -348,7 +348,7 @@ def test_a_pick_at_too_many_places_is_untold_until_there_is_room(
     near = Near(call)
     near.start(1)
     near.flights.start(pick("aa-2", info=request("b")), now=0.0)
-    assert near.telling.num_left_out == 1
+    assert near.sender.num_left_out == 1
     near.flights.finish("aa-1", now=0.0)
     near.later.run(WHOLE_S)
 
