@@ -12,6 +12,9 @@ from __future__ import annotations
 
 from extproc.types import Rejection
 
+FOREIGN_ERRORS = (Exception, SystemExit)
+"""What somebody's policy may raise: `sys.exit()` in it must not end the router."""
+
 
 class ExtprocError(Exception):
     """Root of every exception that this package raises on purpose."""

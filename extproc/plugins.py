@@ -10,6 +10,7 @@ from random import Random
 from traceback import extract_tb
 from typing import Any
 
+from extproc.errors import FOREIGN_ERRORS
 from extproc.routing.policies import BUILT_IN, Policy
 from extproc.types import Choice, EndpointView, RequestInfo, Snapshot, Wait
 
@@ -30,15 +31,18 @@ def load_policy(name: str, args: Mapping[str, Any]) -> Policy:
     """
     factory = _find(name)
     try:
-        policy = factory(**args)
-    except Exception as error:  # whatever a user's policy raises for its arguments
+        # Another one for the trial, which may leave something behind.
+        policy, tried = factory(**args), factory(**args)
+    except FOREIGN_ERRORS as error:  # whatever a user's policy raises for its arguments
         unknown = _unknown(factory, args) if isinstance(error, TypeError) else ""
-        why = unknown or str(error) or type(error).__name__
-        raise PolicyError(f"policy {name}: {why}") from error
+        raise PolicyError(f"policy {name}: {unknown or _said(error)}") from error
     if not callable(getattr(policy, "choose", None)):
         raise PolicyError(f"policy {name}: has no method choose(snapshot, request, *, rng)")
+    ttft_s: object = getattr(policy, "ttft_s", None)
+    if ttft_s is not None and not (isinstance(ttft_s, int | float) and ttft_s > 0):
+        raise PolicyError(f"policy {name}: ttft_s is {ttft_s!r}; allowed: seconds above 0, or None")
     if name not in BUILT_IN:
-        _try(factory(**args), name)  # another one: the trial may leave something behind
+        _try(tried, name)
     return policy  # type: ignore[no-any-return] # checked above
 
 
@@ -46,7 +50,22 @@ def describe_error(error: BaseException) -> str:
     """Return an error on one line: its type, its text, and the place that raised it."""
     frames = extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
+    return f"{type(error).__name__}: {' '.join(_text(error).split())}{place}"
+
+
+def _said(error: BaseException) -> str:
+    """Return an error's text, and its type where the text alone tells little."""
+    text = _text(error)
+    if text and isinstance(error, Exception):
+        return text
+    return f"{type(error).__name__} {text}".strip()
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except FOREIGN_ERRORS:  # its text is somebody's code, too
+        return ""
 
 
 def _try(policy: Any, name: str) -> None:
@@ -61,7 +80,7 @@ def _try(policy: Any, name: str) -> None:
     for request in (RequestInfo("adapter", adapter="adapter", body_bytes=300), RequestInfo("base")):
         try:
             choice: object = policy.choose(snapshot, request, rng=Random(0))
-        except Exception as error:  # whatever a user's policy raises
+        except FOREIGN_ERRORS as error:  # whatever a user's policy raises
             raise PolicyError(f"policy {name}: choose raised {describe_error(error)}") from error
         if iscoroutine(choice):
             choice.close()
@@ -109,8 +128,8 @@ def _import(name: str, reference: str) -> Any:
         found: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except Exception as error:  # whatever a user's module raises on import
+    except FOREIGN_ERRORS as error:  # whatever a user's module raises on import
         is_missing = isinstance(error, ModuleNotFoundError)
         cure = "; install it, or name its folder in PYTHONPATH" if is_missing else ""
-        raise PolicyError(f"policy {name}: cannot be imported: {error}{cure}") from error
+        raise PolicyError(f"policy {name}: cannot be imported: {_said(error)}{cure}") from error
     return found

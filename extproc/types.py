@@ -419,7 +419,7 @@ class Pick(Struct, frozen=True, gc=False):
             access log.
         endpoints: Addresses, primary first, then fallbacks. Never empty.
         policy: The policy's name; `reason` is its slug.
-        candidates: The endpoints that the policy chose from.
+        candidates: The endpoints that the policy chose from; none where nobody reads of them.
         alternates: Other addresses, best first, for a data plane that dials one at a time: sent
             alongside the destination, not in it. Empty where `endpoints` has fallbacks.
         terms: The policy's, as in `Choice`.

@@ -641,6 +641,7 @@ SLOW_READERS = {
 }
 
 
+@pytest.mark.few(30)
 @pytest.mark.parametrize(
     ("name", "shape"),
     [(name, shape) for name, each in SLOW_READERS.items() for shape in each.shapes],

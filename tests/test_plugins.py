@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -106,6 +107,40 @@ class BaseFails(Last):
         return Choice(snapshot.endpoints)
 
 
+class Exits(Last):
+    """Ends the process when it chooses."""
+
+    def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: Any) -> Choice:
+        sys.exit(3)
+
+
+class ExitsAtOnce(Last):
+    """Ends the process when it is made."""
+
+    def __init__(self) -> None:
+        sys.exit("no licence")
+
+
+class Wordless(Exception):
+    """An error whose text is a bug of its own."""
+
+    def __str__(self) -> str:
+        raise LookupError
+
+
+class RaisesWordless(Last):
+    """Raises one."""
+
+    def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: Any) -> Choice:
+        raise Wordless
+
+
+class Hasty(Last):
+    """Has no number for the time that it wants."""
+
+    ttft_s = "soon"
+
+
 class Patient(Last):
     """Always waits."""
 
@@ -189,6 +224,16 @@ def test_an_entry_point_that_leads_nowhere_is_reported() -> None:
         load_policy("broken", {})
 
 
+def test_a_module_that_ends_the_process_is_reported_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "acme_script.py").write_text("import sys\nsys.exit(2)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    with pytest.raises(PolicyError, match="acme_script:Own: cannot be imported: SystemExit 2"):
+        load_policy("acme_script:Own", {})
+
+
 @pytest.mark.parametrize(
     ("name", "args", "message"),
     [
@@ -216,6 +261,10 @@ def test_an_entry_point_that_leads_nowhere_is_reported() -> None:
         (f"{__name__}:Asynchronous", {}, "choose is asynchronous; it has to be a plain method"),
         (f"{__name__}:Address", {}, "choose returned str; allowed: Choice, Wait"),
         (f"{__name__}:Nobody", {}, "choose returned no endpoints of its snapshot"),
+        (f"{__name__}:Exits", {}, "choose raised SystemExit: 3"),
+        (f"{__name__}:ExitsAtOnce", {}, "ExitsAtOnce: SystemExit no licence"),
+        (f"{__name__}:RaisesWordless", {}, "choose raised Wordless: "),
+        (f"{__name__}:Hasty", {}, "ttft_s is 'soon'; allowed: seconds above 0, or None"),
         (f"{__name__}:BaseFails", {}, r"raised LookupError: which tenant\? \(.*test_plugins.py:"),
     ],
 )

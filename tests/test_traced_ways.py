@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = f"{ROOT / 'extproc'}/"
 STEPS = {"A request": "request", "A scrape": "report", "An access log entry": "log"}
 """The headings in CONTRIBUTING.md, and what is driven for each."""
-CEILINGS = {"request": (135, 45, 47), "report": (85, 31, 21), "log": (88, 35, 26)}
+CEILINGS = {"request": (134, 45, 47), "report": (85, 31, 21), "log": (88, 35, 26)}
 """Calls, files and changes of room that each takes at most. A commit that raises one says why."""
 INLINED = ("<listcomp>", "<setcomp>", "<dictcomp>")
 """Calls in Python 3.11 alone."""

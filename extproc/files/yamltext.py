@@ -9,7 +9,7 @@ through all open brackets at each token.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import yaml
@@ -23,6 +23,7 @@ MAX_DEPTH = 32
 MAX_VALUE_CHARS = 4096
 """The longest path (PATH_MAX). Longer numbers are slow: `1:1:1:...` is read to base 60."""
 _MAX_MESSAGE_CHARS = 300
+_MERGE = "tag:yaml.org,2002:merge"
 
 
 class YamlError(ValueError):
@@ -56,6 +57,7 @@ class _Loader(yaml.SafeLoader):
         self._num_values = 0
         self._num_values_of: dict[str | None, int] = {}  # by anchor, whole ones only
         self._depth = 0
+        self._merged: set[yaml.MappingNode] = set()
 
     def fetch_flow_collection_start(self, token: Any) -> None:
         # Here too: the scanner is ahead of what is composed by a thousand brackets.
@@ -86,16 +88,40 @@ class _Loader(yaml.SafeLoader):
             raise YamlError(f"more than {MAX_VALUES} values, aliases written out")
         return node
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Put what `<<` names before a mapping's own keys, which then count.
+
+        PyYAML's own takes the wrong one of two equal keys, depending on its version.
+        """
+        if node in self._merged:
+            return
+        self._merged.add(node)
+        self._check_keys(node)
+        merged = [
+            pair for key, value in node.value if key.tag == _MERGE for pair in self._of(value)
+        ]
+        node.value[:] = merged + [pair for pair in node.value if pair[0].tag != _MERGE]
+
+    def _of(self, node: yaml.Node) -> Iterator[Any]:
+        """Yield the keys and values that `<<` names, those that count last."""
+        several = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        for each in reversed(several):
+            if not isinstance(each, yaml.MappingNode):
+                raise yaml.constructor.ConstructorError(
+                    None, None, "<< must name a mapping, or a list of them", each.start_mark
+                )
+            self.flatten_mapping(each)
+            yield from each.value
+
+    def _check_keys(self, node: yaml.MappingNode) -> None:
         seen = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=deep)
+            key = "<<" if key_node.tag == _MERGE else self.construct_object(key_node)
             if isinstance(key, Hashable) and key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key!r} is given twice", key_node.start_mark
                 )
             seen.add(key)
-        return super().construct_mapping(node, deep=deep)
 
 
 def _too_deep() -> YamlError:

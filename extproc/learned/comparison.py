@@ -15,7 +15,7 @@ from math import exp, inf
 from typing import NamedTuple
 
 from extproc.learned.chances import Count, Strata, less, row_log_chance
-from extproc.learned.failurerows import EndpointEnds, FailureRow, KindRow, one_more
+from extproc.learned.failurestreaks import EndpointEnds, FailureStreak, KindStreak, one_more
 from extproc.learned.recentends import RecentEnds
 from extproc.learned.tallies import MAX_KINDS, WINDOW_S, Like, ServedRequests, Tally
 
@@ -28,10 +28,10 @@ one has failed elsewhere."""
 MAX_RARE_RATIO = 0.1
 """Of requests that fail: with a higher one, it is not rare. One alone always is."""
 NUM_BEFORE = 26
-"""Requests of other endpoints that a row of failures is compared with: enough for six. Those from
-before the row count as far as there are fewer since."""
+"""Requests of other endpoints that a streak is compared with: enough for six failures. Those from
+before the streak count as far as there are fewer since."""
 MIN_BESIDE = 3
-"""Requests to other endpoints that were sent since a row began and have ended: with fewer, it is
+"""Requests to other endpoints that were sent since a streak began and have ended: with fewer, it is
 not known whether they fail, too."""
 ANY = None
 """The kind of all requests, for failures that no request explains."""
@@ -138,16 +138,16 @@ class Comparison:
         return elsewhere.num - elsewhere.num_failed
 
     def survives(self, own: EndpointEnds, sent_at_s: float) -> bool:
-        """Return whether a row of failures goes on after what was sent then has been served.
+        """Return whether a streak of failures goes on after what was sent then has been served.
 
-        It does where that was sent before the row began, and all has failed that was sent since.
+        It does where that was sent before the streak began, and all has failed that was sent since.
         Or nearly none elsewhere fails, and a request rarely explains such failures.
         """
-        row = own.row
-        if not sent_at_s < row.since_s < inf:
+        streak = own.streak
+        if not sent_at_s < streak.since_s < inf:
             return False
-        is_rare = row.mixed is not None and row.mixed.is_rare
-        return row.is_pure or (is_rare and self._is_rarest(own))
+        is_rare = streak.mixed is not None and streak.mixed.is_rare
+        return streak.is_pure or (is_rare and self._is_rarest(own))
 
     def failed(
         self,
@@ -161,11 +161,11 @@ class Comparison:
         """Record a failure that its request may explain, rarely or not; return whether it
         counts."""
         is_repeatable = self._sources.is_served_elsewhere(like.source, address)
-        row = own.row
+        streak = own.streak
         if not (own.is_new(like.source) or is_repeatable):
             return False
-        row.add(like.kind, self._ever_elsewhere(own, like.kind), is_rare=is_rare)
-        row.mixed = one_more(row.mixed, self._ever_mixed(own), is_rare=is_rare)
+        streak.add(like.kind, self._ever_elsewhere(own, like.kind), is_rare=is_rare)
+        streak.mixed = one_more(streak.mixed, self._ever_mixed(own), is_rare=is_rare)
         self.recent.add(sent_at_s, address, has_failed=True)
         self._count(own, like.kind, failed=True)
         self._count(own, ANY, failed=False)
@@ -174,7 +174,7 @@ class Comparison:
 
     def broke(self, own: EndpointEnds) -> None:
         """Record a failure that no request explains."""
-        own.row.add(ANY, self._ever_elsewhere(own, ANY), is_rare=True)
+        own.streak.add(ANY, self._ever_elsewhere(own, ANY), is_rare=True)
         self._count(own, ANY, failed=True)
 
     def is_rare_elsewhere(self, own: EndpointEnds) -> bool:
@@ -187,32 +187,32 @@ class Comparison:
         for kind in [*own.tally]:
             self._all.take_back(kind, own.tally)
 
-    def judge(self, own: EndpointEnds, row: FailureRow, address: str) -> Judgement:
+    def judge(self, own: EndpointEnds, streak: FailureStreak, address: str) -> Judgement:
         """Judge the failures in a row that can be compared, of the endpoint with an address.
 
-        Requests of the other endpoints count since the row began, as all may have begun to fail.
+        Requests of the other endpoints count since the streak began, as all may have begun to fail.
         Some of their earlier requests count too: an endpoint that fails draws all requests.
         """
-        by_kind = self._judge_kinds(own, row.by_kind)
-        if row.mixed is None:
+        by_kind = self._judge_kinds(own, streak.by_kind)
+        if streak.mixed is None:
             return by_kind
-        mixed = self._judge_all(own, row)
+        mixed = self._judge_all(own, streak)
         found = mixed if mixed.chance < by_kind.chance else by_kind
-        beside, among = self.recent.beside(address, row.since_s, row.until_s)
+        beside, among = self.recent.beside(address, streak.since_s, streak.until_s)
         num_elsewhere = beside.num
-        if row.mixed.is_rare and self._is_rarest(own):
+        if streak.mixed.is_rare and self._is_rarest(own):
             num_elsewhere += NUM_PRIOR
-        chance = exp(row_log_chance(row.mixed.num, num_elsewhere, beside.num_failed))
+        chance = exp(row_log_chance(streak.mixed.num, num_elsewhere, beside.num_failed))
         excess = 1 - beside.num_failed / num_elsewhere if num_elsewhere else 0.0
         num = max(by_kind.num, mixed.num) if among >= MIN_BESIDE else 0
         return Judgement(num, max(found.chance, chance), min(found.excess, excess))
 
-    def is_shared(self, own: EndpointEnds, row: FailureRow, chance: float) -> bool:
-        """Return whether other endpoints have failures like those of a row with such a chance."""
-        shown = self._judge_kinds(own, row.by_kind), self._judge_all(own, row)
+    def is_shared(self, own: EndpointEnds, streak: FailureStreak, chance: float) -> bool:
+        """Return whether other endpoints have failures like those of a streak so likely."""
+        shown = self._judge_kinds(own, streak.by_kind), self._judge_all(own, streak)
         return all(each.chance >= chance for each in shown)
 
-    def _judge_kinds(self, own: EndpointEnds, by_kind: Mapping[Hashable, KindRow]) -> Judgement:
+    def _judge_kinds(self, own: EndpointEnds, by_kind: Mapping[Hashable, KindStreak]) -> Judgement:
         """Judge kind by kind."""
         total, log_chance, num_expected = 0, 0.0, 0.0
         is_rarest = self._is_rarest(own)
@@ -230,9 +230,9 @@ class Comparison:
                 num_expected += part.num * num_failed / num_elsewhere
         return Judgement(total, exp(log_chance), 1 - num_expected / total if total else 0.0)
 
-    def _judge_all(self, own: EndpointEnds, row: FailureRow) -> Judgement:
+    def _judge_all(self, own: EndpointEnds, streak: FailureStreak) -> Judgement:
         """Judge failures of all kinds together."""
-        part = row.mixed
+        part = streak.mixed
         if part is None:
             return Judgement(0, 1.0, 0.0)
         later, window = less(self._ever_mixed(own), part.since), self._mixed(own)
@@ -241,7 +241,7 @@ class Comparison:
             return Judgement(0, 1.0, 0.0)
         num = sum(
             each.num if self._is_known(own, kind) else min(each.num, MAX_OF_KIND)
-            for kind, each in row.by_kind.items()
+            for kind, each in streak.by_kind.items()
             if kind is not ANY
         )
         if part.is_rare and self._is_rarest(own):
@@ -291,10 +291,10 @@ class Comparison:
 
 
 def _comparable(later: Count, window: Count) -> tuple[float, float]:
-    """Return the requests of other endpoints that count beside a row, and how many of them failed.
+    """Return the requests of other endpoints that count beside a streak, and how many failed.
 
     Args:
-        later: Those since the row began.
+        later: Those since the streak began.
         window: Those of the window.
     """
     before = less(window, later)

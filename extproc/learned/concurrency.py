@@ -105,8 +105,9 @@ class EndpointRoom:
             num_young = self._num_young - num
             self._num_young = num_young if num_young > 0 else 0
         if took_s is not None:
-            self._num_run += num if at_s > self._asked_s else 0
-            kept, took_s2 = LONG_KEPT if num_ended == 1 else LONG_KEPT**num_ended, took_s * took_s
+            if at_s > self._asked_s:
+                self._num_run += num
+            kept, took_s2 = LONG_KEPT**num_ended, took_s * took_s
             self._took_s = took_s + kept * (self._took_s - took_s)
             self._took_s2 = took_s2 + kept * (self._took_s2 - took_s2)
 

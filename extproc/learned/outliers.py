@@ -42,7 +42,7 @@ from typing import NamedTuple
 from extproc.learned.comparison import HOLLOW_BYTES, SHORT_BYTES, Comparison
 from extproc.learned.ejections import Cause, Ejections, OutlierSettings, Standing
 from extproc.learned.evidence import FAILURES, Evidence
-from extproc.learned.failurerows import EndpointEnds, FailureRow
+from extproc.learned.failurestreaks import EndpointEnds, FailureStreak
 from extproc.learned.recentends import NUM_BESIDE
 from extproc.learned.tallies import Like
 
@@ -94,11 +94,11 @@ class _Record(Standing):
         self.num_again = 0  # ends elsewhere by which it was judged again since its last failure
         self.doubts = deque[_Doubt]()
         self.own = EndpointEnds()
-        self.why: FailureRow | None = None  # the row of failures that ejected it
+        self.why: FailureStreak | None = None  # the streak that ejected it
 
     def trust(self) -> None:
         super().trust()
-        self.num_row, self.own.row = 0, FailureRow()
+        self.num_row, self.own.streak = 0, FailureStreak()
 
     def suspect(self, now: float) -> None:
         """Take it for a suspect, that gets a request after the next pause."""
@@ -107,7 +107,7 @@ class _Record(Standing):
 
     def eject(self, cause: Cause, now: float, for_s: float) -> None:
         is_compared = cause in (Cause.CONSECUTIVE_FAILURES, Cause.FAILURE_RATE)
-        self.why = self.own.row if is_compared else None
+        self.why = self.own.streak if is_compared else None
         if cause is not Cause.UNREACHABLE:
             self.num_judged = 0
         super().eject(cause, now, for_s)
@@ -212,7 +212,7 @@ class Outliers:
             if self._rows:
                 self._judge_again(sent_at_s, now)
         elif verdict in FAILURES:
-            record.own.row.sent(sent_at_s, outlived_s)
+            record.own.streak.sent(sent_at_s, outlived_s)
             record.num_row += 1
             if self._counts(address, record, verdict, like, sent_at_s):
                 is_gone = verdict is Evidence.UNREACHABLE and record.asked_s <= ended_s
@@ -332,7 +332,7 @@ class Outliers:
             record = self._records.get(address)
             if record is None or record.cause is not None or not record.num_row:
                 self._rows.discard(address)
-            elif record.num_again < NUM_BESIDE and record.own.row.spans(sent_at_s):
+            elif record.num_again < NUM_BESIDE and record.own.streak.spans(sent_at_s):
                 record.num_again += 1
                 self._comparison.forget_old(record.own, now)
                 cause = self._cause(address, record, is_trial=False)
@@ -352,7 +352,7 @@ class Outliers:
         if not (is_trial or self._are_other_endpoints_steady(record)):
             return None
         max_chance = MAX_CHANCE if comparison.is_rare_elsewhere(own) else MAX_CHANCE_AMID
-        num, chance, excess = comparison.judge(own, own.row, address)
+        num, chance, excess = comparison.judge(own, own.streak, address)
         if excess >= settings.min_excess_ratio:
             if is_trial and chance <= MAX_TRIAL_CHANCE:
                 return Cause.FAILED_TRIAL

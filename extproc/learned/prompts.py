@@ -136,13 +136,16 @@ class Prompts:
         """Forget so many requests of other routers, that were sent between two times."""
         found, num_left = [], num
         for number, prompt in self._ahead.items():
-            if prompt.sent_at_s < from_s:
+            sent_at_s = prompt.sent_at_s
+            if sent_at_s < from_s:
                 continue
-            if prompt.sent_at_s > until_s or num_left <= 0:
+            if sent_at_s > until_s:
                 break
             if number.__class__ is int:
                 found.append((number, prompt))
                 num_left -= prompt.num
+                if num_left <= 0:
+                    break
         for number, prompt in found:
             taken = num if num < prompt.num else prompt.num
             num -= taken

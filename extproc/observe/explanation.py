@@ -13,6 +13,7 @@ from math import inf
 from typing import Any
 
 from extproc.bounds import MAX_DURATION_S, between, plain, whole
+from extproc.errors import FOREIGN_ERRORS
 from extproc.observe.outcomes import candidate, text_field
 from extproc.phrases import SHOWN_S, held, pending, pod_name, score, short, shortened, whereabouts
 from extproc.pods.completion import DecisionRecord
@@ -73,7 +74,7 @@ def _why(pick: Pick, chosen: EndpointView, others: Sequence[EndpointView]) -> st
 def _prices(pick: Pick, chosen: EndpointView, others: Sequence[EndpointView]) -> str:
     try:
         return priced(pick, chosen, others)
-    except Exception as error:  # a user's policy: what it says must not end the page
+    except FOREIGN_ERRORS as error:  # a user's policy: what it says must not end the page
         return f"Its score is unknown: {type(error).__name__} in the policy's terms"
 
 

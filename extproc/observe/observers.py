@@ -11,6 +11,8 @@ import logging
 from collections.abc import Callable
 from typing import Literal, TypeVar, TypeVarTuple, get_args
 
+from extproc.errors import FOREIGN_ERRORS
+
 log = logging.getLogger(__name__)
 
 _Args = TypeVarTuple("_Args")
@@ -37,7 +39,7 @@ class Observers:
         """Call the observer `name`, and return its result; None if it raised."""
         try:
             return observe(*args)
-        except Exception:
+        except FOREIGN_ERRORS:
             self.failed(name)
             return None
 

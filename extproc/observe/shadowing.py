@@ -17,6 +17,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from extproc.bounds import MAX_DURATION_S, between, plain
+from extproc.errors import FOREIGN_ERRORS
 from extproc.observe.attainment import CappedLabel
 from extproc.pods.completion import Shadowed
 from extproc.types import EndpointView, Pick, Rejection, RequestInfo, Snapshot
@@ -129,7 +130,7 @@ def _harm_s(pick: Pick, views: Sequence[EndpointView], address: str) -> float | 
         both = by_address[pick.address], by_address[address]
         own, other = pick.terms(Snapshot(tuple(views), pick.picked_at_s), pick.request, both)
         harm_s = sum(other.values()) - sum(own.values())
-    except Exception:  # those of a user's policy in force
+    except FOREIGN_ERRORS:  # those of a user's policy in force
         return None
     return harm_s if isfinite(harm_s) else None
 

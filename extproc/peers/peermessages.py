@@ -53,9 +53,10 @@ def encode(update: PickUpdate) -> bytes:
     if sums.places:
         names: dict[str, int] = {}
         numbers: list[int] = []
-        for (address, adapter, flow, priority), num, num_sequences in sums.places:
-            numbers += [names.setdefault(each, len(names)) for each in (address, adapter, flow)]
-            numbers += priority, num, num_sequences
+        for each in sums.places:
+            address, adapter, flow, priority = each.place
+            numbers += [names.setdefault(name, len(names)) for name in (address, adapter, flow)]
+            numbers += priority, each.num, each.num_sequences
         encoded.names.extend(names)
         encoded.places.extend(numbers)
     if update.waiting is not None:
@@ -73,19 +74,20 @@ def decode(message: peers_pb2.Sums) -> PickUpdate:
 
 
 def _places(names: list[str], numbers: list[int]) -> list[PlaceSum]:
-    each, end, places = iter(numbers), len(names), list[PlaceSum]()
+    each, named, places = iter(numbers), dict(enumerate(names)), list[PlaceSum]()
     for pod, which, whose, priority, num, num_sequences in zip(
         *[each] * NUM_OF_PLACE, strict=False
     ):
-        if not (0 <= pod < end and 0 <= which < end and 0 <= whose < end):
+        try:
+            address, adapter, flow = named[pod], named[which], named[whose]
+        except KeyError:
             break
-        address, adapter, flow = names[pod][:MAX_ADAPTER_CHARS], names[which], names[whose]
         if len(adapter) > MAX_ADAPTER_CHARS:
             adapter = ""
         if not flow or len(flow) > MAX_FLOW_CHARS or abs(priority) > MAX_PRIORITY:
             flow, priority = "", 0
-        place = address, adapter, flow, priority
-        places.append(PlaceSum(place, max(0, num), max(0, num_sequences)))
+        place = address[:MAX_ADAPTER_CHARS], adapter, flow, priority
+        places.append(PlaceSum(place, num, num_sequences))
     return places
 
 

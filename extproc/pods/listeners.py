@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from extproc.pods.endpointstate import InFlight
 from extproc.types import RequestInfo
+
+Slot = tuple[str, str]
+"""The address of an endpoint, and the adapter that has a slot there."""
 
 
 class WaitingLine(Protocol):
@@ -17,9 +21,9 @@ class WaitingLine(Protocol):
     def freed(self, now: float) -> None:
         """There may be more room than before."""
 
-    def freed_elsewhere(self, address: str, adapter: str | None, now: float) -> None:
-        """Another router has told of requests' ends, whose room it may take itself, and the slot of
-        an adapter that has none left there; None for no slot."""
+    def freed_elsewhere(self, left: Sequence[Slot], now: float) -> None:
+        """Another router has told of requests' ends, whose room it may take itself, and the slots
+        of adapters that have none left there."""
 
     def charge_elsewhere(self, flow: str, priority: int, tokens: float) -> None:
         """Requests of another router are counted, for the first time: for whose turn
@@ -64,7 +68,7 @@ class Nobody:
     def freed(self, now: float) -> None:
         """Nobody waits."""
 
-    def freed_elsewhere(self, address: str, adapter: str | None, now: float) -> None:
+    def freed_elsewhere(self, left: Sequence[Slot], now: float) -> None:
         """Nobody waits."""
 
     def charge_elsewhere(self, flow: str, priority: int, tokens: float) -> None:

@@ -23,13 +23,13 @@ from msgspec import Struct
 from extproc.bounds import MAX_SEQUENCES
 from extproc.learned.prompts import MAX_QUEUE_S
 from extproc.pods.endpointstate import EndpointState
-from extproc.pods.listeners import NOBODY, WaitingLine, WorkObserver
+from extproc.pods.listeners import NOBODY, Slot, WaitingLine, WorkObserver
 from extproc.pods.picksums import BEGAN, ENDED, LEFT, NUM_OF_CHANGE, Place, PlaceSum, Sums
-from extproc.pods.podload import PodLoad
 from extproc.pods.podrequests import PeerPlace, PeerRequests
 
 FULL = "full"
 UNKNOWN_POD = "unknown_pod"
+_NOWHERE = PeerPlace(None, "", "", "", 0)  # for numbers without a place: nothing is counted there
 
 
 class PeerPickBounds(Struct, frozen=True):
@@ -129,8 +129,9 @@ class PeerPicks:
             self._release(gone)
         router.numbered = [self._place(router, each.place) for each in sums]
         for place, each in zip(router.numbered, sums, strict=True):
-            if place is not None and (place.num, place.num_sequences) != each[1:]:
-                num, num_sequences = each.num, _sequences(each.num, each.num_sequences)
+            if place.num != each.num or place.num_sequences != each.num_sequences:
+                num = max(0, each.num)
+                num_sequences = _sequences(num, each.num_sequences)
                 most = place.num + self._room(router)
                 if num > most:
                     num = num_sequences = most
@@ -138,18 +139,18 @@ class PeerPicks:
 
     def _change(self, router: _Teller, changes: Sequence[int], now: float) -> None:
         numbered, num_numbered, each = router.numbered, len(router.numbered), iter(changes)
-        queue, room, changed = self._queue, self._room(router), dict[PodLoad, None]()
-        room_before = room
+        room, changed, left = self._room(router), dict[PeerRequests, None](), list[Slot]()
+        room_before, has_ended = room, False
         for code, num, num_sequences, amount, tokens in zip(*[each] * NUM_OF_CHANGE, strict=False):
             number, kind = code >> 2, code & 3
-            if not num or kind > LEFT:
+            if not num:
                 continue
-            place = numbered[number] if number < num_numbered else None
-            there = None if place is None else place.there
+            place = numbered[number] if number < num_numbered else _NOWHERE
+            there = place.there
             if kind == BEGAN:
                 self.num_received += num
-                if place is None or there is None or num > room:
-                    is_unknown = place is not None and there is None
+                if there is None or num > room:
+                    is_unknown = there is None and place is not _NOWHERE
                     self.num_ignored[UNKNOWN_POD if is_unknown else FULL] += num
                     continue
                 room -= num
@@ -157,35 +158,38 @@ class PeerPicks:
                     num_sequences = _sequences(num, num_sequences)
                 there.picked(place, num, num_sequences, amount, now)
                 if tokens and place.flow:
-                    queue.charge_elsewhere(place.flow, place.priority, tokens / 1e3)
+                    self._queue.charge_elsewhere(place.flow, place.priority, tokens / 1e3)
                 if place.name and self._catalog.num_declared:
                     work_s = min(amount * there.load.prompts.costs.prompt_s_per_byte, MAX_QUEUE_S)
                     self._catalog.asked_elsewhere(place.name, num, work_s, now)
-            elif place is not None and there is not None and place.num:
+            elif there is not None and place.num and kind <= LEFT:
                 if num >= place.num:
                     num, num_sequences = place.num, place.num_sequences
                 elif not num <= num_sequences < place.num_sequences:
                     num_sequences = num
-                room += num
-                there.ended(place, num, num_sequences, amount / (1e3 * num), kind == ENDED, now)
-                has_left = place.adapter not in there.load.residency.in_flight
-                queue.freed_elsewhere(place.address, place.adapter if has_left else None, now)
+                room, has_ended = room + num, True
+                took_s = amount / (1e3 * num)
+                adapter = there.ended(place, num, num_sequences, took_s, kind == ENDED, now)
+                if adapter is not None:
+                    left.append((place.address, adapter))
             else:
                 continue
-            changed[there.load] = None
+            changed[there] = None
         self._add(router, room_before - room)
-        for load in changed:
-            load.settle()
+        for there in changed:
+            there.load.settle()
+        if has_ended:
+            self._queue.freed_elsewhere(left, now)
 
     def _room(self, router: _Teller) -> int:
         bounds = self._bounds
         return min(bounds.max_per_router - router.num, bounds.max_picks - self.num_in_flight)
 
-    def _place(self, router: _Teller, named: Place) -> PeerPlace | None:
-        """Return a place, which may be new; None where there is no room."""
+    def _place(self, router: _Teller, named: Place) -> PeerPlace:
+        """Return a place, which may be new; `_NOWHERE` where there is no room."""
         if (place := router.places.get(named)) is None:
             if self._num_places >= self._bounds.max_places:
-                return None
+                return _NOWHERE
             self._num_places += 1
             place = router.places[named] = PeerPlace(router, *named)
         if place.there is None and (pod := self._find(place.address)) is not None:
@@ -222,14 +226,14 @@ class _Teller:
 
     def __init__(self) -> None:
         self.places: dict[Place, PeerPlace] = {}
-        self.numbered: list[PeerPlace | None] = []
+        self.numbered: list[PeerPlace] = []
         self.num = 0
 
-    def add(self, first: int, places: Sequence[PeerPlace | None], most: int) -> None:
+    def add(self, first: int, places: Sequence[PeerPlace], most: int) -> None:
         """Add places from a number on; of those in between nothing is known."""
         numbered = self.numbered
         if len(numbered) <= first <= most:
-            numbered += [None] * (first - len(numbered))
+            numbered += [_NOWHERE] * (first - len(numbered))
             numbered += places
 
 

@@ -25,7 +25,6 @@ Nothing that is counted of other routers needs single picks:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -60,8 +59,8 @@ and its priority."""
 _NOTHING = 0, 0
 
 
-class PlaceSum(NamedTuple):
-    """The unfinished requests of a place, and their sequences."""
+class PlaceSum(Struct, frozen=True, gc=False):
+    """The unfinished requests of a place, and their sequences; as heard, any numbers."""
 
     place: Place
     num: int = 0

@@ -94,7 +94,8 @@ class PodLoad:
         """Count requests for an adapter, and whose they are. It is in the columns at once, like
         their end."""
         residency, row, slots = self.residency, self.row, self.slots
-        since_s = slots[adapter].since_s if adapter in slots else now
+        before = slots.get(adapter)
+        since_s = now if before is None else before.since_s
         slots[adapter] = SlotUse(since_s, now, priority, flow)
         change, columns = residency.picked(adapter, num), row.columns
         if columns is not None:
@@ -102,22 +103,24 @@ class PodLoad:
             if change is not NO_ADAPTER:
                 columns.moved.add(row.number)
 
-    def leave(self, adapter: str, num: int, has_run: bool, now: float) -> None:
-        """Stop counting requests for an adapter; `has_run` is False if the engine cannot have
-        worked on them."""
+    def leave(self, adapter: str, num: int, has_run: bool, now: float) -> bool:
+        """Stop counting requests for an adapter, and return whether none are left; `has_run` is
+        False if the engine cannot have worked on them."""
         residency, row = self.residency, self.row
         change, columns = residency.ended(adapter, num, has_run, now), row.columns
-        left = residency.in_flight.get(adapter, 0)
-        if not left:
+        num_left = residency.in_flight.get(adapter, 0)
+        if not num_left:
             self.slots.pop(adapter, None)
         if columns is not None:
-            if not left and row.is_known:
-                left = self.foreign.adapters.get(adapter, 0)
-            columns.count(row.number, adapter, left)
+            num_there = num_left
+            if not num_left and row.is_known:
+                num_there = self.foreign.adapters.get(adapter, 0)
+            columns.count(row.number, adapter, num_there)
             if change is not NO_ADAPTER:
                 columns.moved.add(row.number)
                 if change is OTHER_ADAPTERS:
                     columns.refresh(row.number)
+        return not num_left
 
     def note(
         self, adapter: str | None, priority: int, flow: str, *, now: float, has_run: bool

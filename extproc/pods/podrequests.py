@@ -128,7 +128,7 @@ class PeerRequests:
         self, place: PeerPlace, num: int, num_sequences: int, num_bytes: int, now: float
     ) -> None:
         """Count requests that have just been sent, with so many bytes of prompts."""
-        if place.registered is not self._listed.registered and not place.num:
+        if not place.num and place.registered is not self._listed.registered:
             self._name(place)
         load = self.load
         place.num += num
@@ -155,8 +155,9 @@ class PeerRequests:
         took_s: float,
         has_run: bool,
         now: float,
-    ) -> None:
-        """Stop counting requests, which took so long in the mean; see `OwnRequests.ended`."""
+    ) -> str | None:
+        """Stop counting requests, which took so long in the mean; see `OwnRequests.ended`. Return
+        their adapter if no router has any left for it here."""
         began_s, load, adapter = now - took_s, self.load, place.adapter
         place.num -= num
         place.num_sequences -= num_sequences
@@ -164,8 +165,9 @@ class PeerRequests:
         from_s = began_s - NEAR_S if num == 1 else -inf  # of several the mean is known
         load.prompts.ended_between(num, has_run, from_s, began_s + NEAR_S, now)
         load.room.ended(num_sequences, num, took_s if has_run else None, began_s)
-        if adapter is not None:
-            load.leave(adapter, num, has_run, now)
+        if adapter is None or not load.leave(adapter, num, has_run, now):
+            return None
+        return adapter
 
     def recount(self, place: PeerPlace, num: int, num_sequences: int, *, now: float) -> None:
         """Count so many requests more, or less: what was told of them was lost."""

@@ -22,6 +22,7 @@ from extproc.types import RequestInfo
 
 EXPECTED_OUTPUT_TOKENS = 128
 """Of a response, as a tenant is charged for it until its end."""
+_BYTE_COST, _OUTPUT_COST = cost(1 / BYTES_PER_TOKEN, 0.0), cost(0.0, EXPECTED_OUTPUT_TOKENS)
 OUTPUTS_OF_MEAN = 64
 """About so many responses make the mean output."""
 
@@ -174,5 +175,6 @@ class QueuePlan:
 
 def tokens_of(request: RequestInfo) -> float:
     """Return what a request counts for once it is served: weighted tokens over its weight."""
-    outputs = EXPECTED_OUTPUT_TOKENS * request.num_sequences
-    return cost(request.body_bytes / BYTES_PER_TOKEN, outputs) / request.claim.weight
+    return (
+        _BYTE_COST * request.body_bytes + _OUTPUT_COST * request.num_sequences
+    ) / request.claim.weight

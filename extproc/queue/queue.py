@@ -20,9 +20,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import ceil
 
+from extproc.pods.listeners import Slot
 from extproc.queue.destinations import NOWHERE, Destinations
 from extproc.queue.offers import Offers
 from extproc.queue.plan import QueuePlan
@@ -173,11 +174,11 @@ class HoldQueue:
         """Return whether those that wait are to be asked for now."""
         return bool(self._tickets) and now >= self.schedule.due_s(self._offers.next_s)
 
-    def freed_elsewhere(self, address: str, adapter: str | None, now: float) -> None:
-        """Record that another router's request has ended, and that an adapter has left its slot
-        (None for no slot): that router gives the room away first."""
+    def freed_elsewhere(self, left: Sequence[Slot], now: float) -> None:
+        """Record that another router's requests have ended, and which slots adapters have left:
+        that router gives the room away first."""
         until_s = now + PEER_OFFERS_FIRST_S
-        if adapter is not None:
+        for address, adapter in left:
             self.reservations.freed_elsewhere(address, adapter, until_s=until_s)
         if self._tickets:
             self.freed(until_s)

@@ -14,12 +14,14 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from math import isnan
+from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from extproc.address import is_in_subset
 from extproc.bounds import MAX_SLUG_CHARS, plain
+from extproc.errors import FOREIGN_ERRORS
 from extproc.paths import NO_PATH, RESPONSES_PATH
 from extproc.phrases import FOR_POD, FOR_ROOM
 from extproc.pods.columns import Candidates, Columns
@@ -56,8 +58,16 @@ class PickerSettings(Struct, frozen=True):
     max_sessions: int = 10_000  # remembered; the least recently used is forgotten first
 
 
-OnPolicyError = Callable[[str, Exception], None]
+OnPolicyError = Callable[[str, BaseException], None]
 """Called with the name of a policy and what it raised, or what is wrong with its choice."""
+
+
+class Readers(Protocol):
+    """Those who may read of picks from which endpoints they were chosen."""
+
+    @property
+    def is_read(self) -> bool:
+        """Whether there is anybody."""
 
 
 _Named = tuple[str, Policy, RowChooser | None]
@@ -72,6 +82,8 @@ class Picker:
         fallback: The name and the policy that is asked where that one fails; None for none.
         on_trial: A policy on trial and which requests it decides; where it fails, `policy` does.
         on_policy_error: Told of each failure; None lets it out of `pick`.
+        readers: A pick without readers has no candidates, unless it took views of them to choose;
+            None for picks that are always read.
 
     Attributes:
         uses_cached_bytes: A policy weighs `RequestInfo.cached_bytes`. For that policy a session is
@@ -91,10 +103,12 @@ class Picker:
         fallback: tuple[str, Policy] | None = None,
         on_trial: tuple[Policy, PolicyTrial] | None = None,
         on_policy_error: OnPolicyError | None = None,
+        readers: Readers | None = None,
     ) -> None:
         self._rng = rng
         self._next_id = next_id
         self._on_policy_error = on_policy_error
+        self._readers = readers
         self._sessions = OrderedDict[str, str]()
         self.configure(policy, policy_name, settings, admission, fallback, on_trial)
 
@@ -188,6 +202,9 @@ class Picker:
         chosen, addresses, adapter = choice.row, columns.addresses, request.adapter
         if session is not None:
             self._remember(session, addresses[chosen])
+        candidates: Sequence[EndpointView] = Candidates.of(views) if views else ()
+        if not views and (self._readers is None or self._readers.is_read):
+            candidates = columns.candidates(rows)
         further, num_fallbacks = tuple[str, ...](), self._settings.num_fallbacks
         holders = columns.holders(adapter or "")
         if self._num_more:
@@ -201,7 +218,7 @@ class Picker:
             (addresses[chosen], *further[:num_fallbacks]),
             name,
             choice.reason,
-            Candidates.of(views) if views else columns.candidates(rows),
+            candidates,
             now,
             further[num_fallbacks:],
             choice.terms,
@@ -314,7 +331,7 @@ class Picker:
                 asked = Snapshot(views, now, num_routers)
                 choice = policy.choose(asked, request, rng=self._rng)
                 return name, _checked(choice, asked, columns, name)
-            except Exception as error:  # whatever a policy of somebody's raises
+            except FOREIGN_ERRORS as error:  # whatever a policy of somebody's raises
                 if self._on_policy_error is None:
                     raise
                 self._on_policy_error(name, error)
@@ -348,13 +365,16 @@ def _checked(
     if isinstance(choice, Wait):
         if not isinstance(choice.until_s, int | float) or isnan(choice.until_s):
             raise ValueError(f"policy {policy_name} waits until {choice.until_s!r}")
-        return choice
+        return Wait(choice.until_s, _slug(choice.reason))
     chosen = list(dict.fromkeys(view.address for view in choice.endpoints))
     if not chosen or not {view.address for view in asked.endpoints}.issuperset(chosen):
         raise ValueError(f"policy {policy_name} chose outside its candidates")
     row, *others = map(columns.rows.__getitem__, chosen)
-    reason = plain(str(choice.reason), MAX_SLUG_CHARS)
-    return RowChoice(row, reason, choice.terms, None, tuple(others), asked.endpoints)
+    return RowChoice(row, _slug(choice.reason), choice.terms, None, tuple(others), asked.endpoints)
+
+
+def _slug(reason: object) -> str:
+    return plain(str(reason), MAX_SLUG_CHARS)
 
 
 def _usable(endpoints: Iterable[EndpointView], request: RequestInfo) -> list[EndpointView]:

@@ -188,6 +188,8 @@ class Router:
 
     def hear(self, router_id: str, waiting: Waiting, *, now: float) -> None:
         """Have those that wait at another router go first here, too."""
+        if not waiting.ahead and not self.queue.has_line():
+            return  # as mostly: nobody waits anywhere, and each router says so every second
         self.queue.hear(router_id, waiting, now=now, destinations=self.destinations(now=now))
 
     def choose(

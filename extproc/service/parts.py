@@ -97,20 +97,22 @@ class Parts:
             clock=clocks.clock,
             observers=observers,
         )
+        decisions = DecisionsService(
+            config.admin.max_decisions, later=_later(observers), clock=clocks.clock
+        )
         self.routing = routing = Routing(
             config,
             policy,
             router_id=router_id,
             clocks=clocks,
+            readers=decisions,
             telling=None if alone else telling,
         )
         settings = configured.accounting_settings(config)
         self.accounting = Accounting(routing.pool, router_id, settings, relay)
         self.recorder = recorder = Recorder(
             telemetry=_telemetry(config, routing),
-            decisions=DecisionsService(
-                config.admin.max_decisions, later=_later(observers), clock=clocks.clock
-            ),
+            decisions=decisions,
             attainment=routing.attainment,
             knows_times=self.accounting.knows_times,
             observers=observers,
@@ -122,7 +124,7 @@ class Parts:
         )
         self.shadow = Shadow(
             shadow_settings(config),
-            recorder.decisions,
+            decisions,
             max_models=config.admin.max_adapter_labels,
             clock=clocks.clock,
             cpu_clock=clocks.cpu_clock,

@@ -27,7 +27,7 @@ from extproc.queue.status import describe_queue
 from extproc.reports.engines import PROFILES
 from extproc.routing.catalog import Catalog
 from extproc.routing.modelroutes import ModelRoute, ModelRoutes
-from extproc.routing.picker import Picker
+from extproc.routing.picker import Picker, Readers
 from extproc.routing.policies import BUILT_IN, Policy
 from extproc.routing.rewrites import Rewrites, Rule
 from extproc.routing.router import Router
@@ -52,6 +52,7 @@ class Routing:
         policy: The configured policy; `configure` replaces it.
         router_id: First part of the picks' ids.
         clocks: Clocks and randomness.
+        readers: Of how picks came about; None for picks that are always read.
         telling: Tells other routers, if there are any.
     """
 
@@ -62,6 +63,7 @@ class Routing:
         *,
         router_id: str,
         clocks: Clocks,
+        readers: Readers | None = None,
         telling: Telling | None = None,
     ) -> None:
         self.sources, self.is_wanting = DeclarationSources(), asyncio.Event()
@@ -101,6 +103,7 @@ class Routing:
             fallback=_make_fallback(config),
             on_trial=self._on_trial,
             on_policy_error=self._on_policy_error,
+            readers=readers,
         )
         self.routes = ModelRoutes(configured.model_routes(config), config.admission.priorities)
         self.router = Router(
@@ -216,7 +219,7 @@ class Routing:
     def _offer(self) -> None:
         self.router.offer(now=self._clock())
 
-    def _on_policy_error(self, name: str, error: Exception) -> None:
+    def _on_policy_error(self, name: str, error: BaseException) -> None:
         self.num_policy_failures[name] += 1
         log.error("policy %s failed: %s", name, describe_error(error))
 

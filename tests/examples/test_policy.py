@@ -70,6 +70,7 @@ async def test_a_tenant_s_requests_stay_on_its_pod(monkeypatch: pytest.MonkeyPat
     assert len(set.union(*served.values())) > 1
 
 
+@pytest.mark.slow
 def test_the_laboratory_judges_it(tmp_path: Path) -> None:
     """As `extproc lab run quick --policy tenants:Tenants --only ...`, with fewer requests."""
     text = (ROOT / "loadtest" / "scenarios" / "quick.yaml").read_text(encoding="utf-8")

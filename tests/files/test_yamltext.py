@@ -52,6 +52,10 @@ def num_values(value: Any) -> int:
         ("1" + ":1" * 300_000, f"a value of more than {MAX_VALUE_CHARS} characters"),
         ("a: *nothing", "line 1, column 4: found undefined alias 'nothing'"),
         ("a: 1\nb: 2\na: 3", "line 3, column 1: the key 'a' is given twice"),
+        ("a: &a {}\nb: {<<: *a, <<: *a}", "line 2, column 13: the key '<<' is given twice"),
+        ("a: {<<: b}", "line 1, column 9: << must name a mapping, or a list of them"),
+        ("a: &a {<<: *a}", f"more than {MAX_VALUES} values, aliases written out"),
+        ("a: &a {x: 1}\nb: {<<: *a, x: 2, x: 3}", "line 2, column 19: the key 'x' is given twice"),
         ("a: [", "line 1, column 5: "),
         ("a: 1\n---\nb: 2", "not YAML: line 2"),
         ("!!python/object:os.system {}", "could not determine a constructor"),
@@ -83,6 +87,19 @@ def test_aliases_that_stand_for_little_are_taken() -> None:
         "a": {"b": [1, 2]},
         "c": {"b": [1, 2]},
         "d": [{"b": [1, 2]}] * 2,
+    }
+
+
+def test_a_mapping_may_take_over_anothers_keys_and_have_its_own_instead() -> None:
+    nested = "c: {d: &d {<<: *a, x: 2}}"  # PyYAML makes the outer mappings first
+
+    assert load_yaml(
+        f"a: &a {{x: 1, y: 1}}\n{nested}\ne: {{<<: *d, y: 3}}\nf: {{<<: [*d, *a]}}"
+    ) == {
+        "a": {"x": 1, "y": 1},
+        "c": {"d": {"x": 2, "y": 1}},
+        "e": {"x": 2, "y": 3},
+        "f": {"x": 2, "y": 1},
     }
 
 

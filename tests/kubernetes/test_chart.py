@@ -18,6 +18,7 @@ from tests.kubernetes.chart import (
     no_helm,
     refusal,
     rendered,
+    texts,
     with_image,
     without_bookkeeping,
 )
@@ -292,12 +293,43 @@ def test_the_manifests_are_rendered_from_the_chart() -> None:
         ),
         ({"config": {"server": {"address": "0.0.0.0:9102"}}}, "use port 9002"),
         ({"config": {"admin": {"metrics_address": "0.0.0.0:9100"}}}, "use port 9090"),
+        ({"podAnnotations": {"scrape": True}}, "at '/podAnnotations/scrape': got boolean"),
+        ({"nodeSelector": {"gpus": 8}}, "at '/nodeSelector/gpus': got number"),
+        ({"commonLabels": {"cost": 7}}, "at '/commonLabels/cost': got number"),
+        ({"tls": {"pods": {"hostname": "*.pods"}}}, "/tls/pods/hostname"),
+        ({"pdb": {"maxUnavailable": None}}, "neither maxUnavailable nor minAvailable"),
+        (
+            {"tls": {"gateway": {"certificateRefs": [{}], "keepHttp": True, "port": 80}}},
+            "the two listeners need a port each",
+        ),
     ],
 )
 def test_what_is_not_a_value_is_refused_before_anything_is_sent(
     values: dict[str, Any], why: str
 ) -> None:
     assert why in refusal(values)
+
+
+def test_a_listener_may_have_all_names_of_a_domain() -> None:
+    tls = {"certificateRefs": [{"name": "llm"}], "hostname": "*.example.com"}
+    values = {"tls": {"gateway": tls}, "priorityClassName": "1000"}
+    found = rendered(values)
+
+    (listener,) = one(found, "Gateway")["spec"]["listeners"]
+    assert listener["hostname"] == "*.example.com"
+    assert pod_of(found)["priorityClassName"] == "1000"
+    (notes,) = (text for path, text in texts(values).items() if path.endswith("NOTES.txt"))
+    assert "https://llm.example.com:443/v1/models" in notes
+
+
+def test_a_network_policy_lets_nobody_in_where_nobody_is_named() -> None:
+    """An empty list of peers would be everybody."""
+    policy = {"enabled": True, "metricsFrom": [], "dns": []}
+    spec = one(rendered({"networkPolicy": policy}), "NetworkPolicy")["spec"]
+
+    assert [each["ports"][0]["port"] for each in spec["ingress"]] == [9002, 9002]
+    assert all(each["from"] for each in spec["ingress"])
+    assert [each["ports"][0]["port"] for each in spec["egress"]] == [443, 8000, 9002]
 
 
 def test_tls_is_taken_with_policies_by_which_the_gateway_speaks_it() -> None:

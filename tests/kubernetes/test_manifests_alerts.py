@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.commandline import output_of
@@ -39,6 +40,7 @@ def test_promtool_accepts_the_rules(tmp_path: Path) -> None:
     promtool("check", "rules", "rules.yaml", folder=tmp_path)
 
 
+@pytest.mark.slow
 @needs_promtool
 def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
     (tmp_path / "alerts.yaml").write_text(UNIT_TESTS.read_text())

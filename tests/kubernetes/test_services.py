@@ -136,15 +136,33 @@ async def test_the_pool_is_the_union_of_the_services_slices(
 async def test_a_service_with_one_port_needs_no_port_name(
     cluster: Cluster, kubeconfig: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With several ports the endpoints stay as they were, and an error is logged."""
+    """With several ports the endpoints stay as they were, and a warning says so."""
     one = ({"name": "http", "port": 8000},)
     two = (*one, {"name": "metrics", "port": 9090})
     await cluster.put_slice("a", "vllm", [endpoint(1, "10.1.0.1", {})], ports=one)
     async with following(kubeconfig, lambda it, on: it.follow_service("vllm", on)) as followed:
         await followed.until({"10.1.0.1:8000": True})
-        with caplog.at_level(logging.ERROR):
+        with caplog.at_level(logging.WARNING):
             await cluster.put_slice("a", "vllm", [endpoint(1, "10.1.0.2", {})], ports=two)
             await eventually(lambda: "http (8000), metrics (9090)" in caplog.text)
         assert followed.seen == {"10.1.0.1:8000": True}
         await cluster.put_slice("a", "vllm", [endpoint(1, "10.1.0.2", {})], ports=one)
         await followed.until({"10.1.0.2:8000": True})
+
+
+async def test_a_service_that_gives_no_pods_is_a_warning_that_says_why(
+    cluster: Cluster, kubeconfig: Path
+) -> None:
+    """A misspelled name or port looks like a Service that has no pods just now."""
+    async with following(
+        kubeconfig, lambda it, on: it.follow_service("vllm", on, port="http")
+    ) as followed:
+        found = followed.kubernetes.warnings
+        await eventually(lambda: "Service vllm has no EndpointSlices" in "".join(found()))
+        grpc = ({"name": "grpc", "port": 8000},)
+        await cluster.put_slice("a", "vllm", [endpoint(1, "10.1.0.1", {})], ports=grpc)
+        await eventually(lambda: found() == ["Service vllm has no port http, only: grpc (8000)"])
+        http = ({"name": "http", "port": 8000},)
+        await cluster.put_slice("a", "vllm", [endpoint(1, "10.1.0.1", {})], ports=http)
+        await followed.until({"10.1.0.1:8000": True})
+        assert found() == []

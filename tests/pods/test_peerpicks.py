@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from extproc.bounds import MAX_SEQUENCES
 from extproc.costs import Costs
 from extproc.learned.prompts import MAX_QUEUE_S
-from extproc.pods.listeners import Nobody
+from extproc.pods.listeners import Nobody, Slot
 from extproc.pods.peerpicks import FULL, UNKNOWN_POD, PeerPickBounds, PeerPicks
 from extproc.pods.picksums import BEGAN, ENDED, LEFT, PlaceSum, Sums
 from extproc.pods.pool import InFlight, Pool, PoolSettings
@@ -32,10 +33,10 @@ class Listener(Nobody):
     def __init__(self) -> None:
         self.shares: list[tuple[str, int, float]] = []
         self.work: list[tuple[str, int, float, float]] = []
-        self.left: list[tuple[str, str | None]] = []
+        self.left: list[Sequence[Slot]] = []
 
-    def freed_elsewhere(self, address: str, adapter: str | None, now: float) -> None:
-        self.left.append((address, adapter))
+    def freed_elsewhere(self, left: Sequence[Slot], now: float) -> None:
+        self.left.append(left)
 
     def charge_elsewhere(self, *share: Any) -> None:
         self.shares.append(share)
@@ -170,7 +171,21 @@ def test_an_adapter_leaves_its_slot_with_the_end_of_its_last_request_there() -> 
     made.flights.finish("own", now=0.0)
     two.end("a")
 
-    assert listener.left == [(address(1), each) for each in (None, None, "a")]
+    assert listener.left == [[], [], [(address(1), "a")]]
+
+
+def test_of_all_ends_in_one_update_the_queue_hears_at_once() -> None:
+    listener = Listener()
+    made = pool(1, 2, queue=listener)
+    other = OtherRouter(made)
+    began = [BEGAN, 1, 1, 0, 0, 4 + BEGAN, 1, 1, 0, 0, 8 + BEGAN, 1, 1, 0, 0]
+    ended = [ENDED, 1, 1, 0, 0, 4 + ENDED, 1, 1, 0, 0, 8 + LEFT, 1, 1, 0, 0]
+    places = [place(1), place(2, adapter="b"), place(2, adapter="")]
+    other.say(Sums(False, 0, places, began))
+    assert listener.left == []
+    other.say(Sums(False, 3, (), ended))
+
+    assert listener.left == [[(address(1), "a"), (address(2), "b")]]
 
 
 def test_the_adapter_of_a_request_is_resident_afterwards_if_the_engine_worked_on_it() -> None:

@@ -396,14 +396,14 @@ def must_wait_until_s(scene: Scene) -> float | None:
     return scene.queue.must_wait_until_s(RequestInfo("m", arrived_at_s=scene.now), scene.now)
 
 
-@pytest.mark.parametrize("adapter", ["sql", None])
+@pytest.mark.parametrize("left", [[("p", "sql")], []])
 def test_room_that_another_router_s_request_left_is_offered_a_moment_later(
-    adapter: str | None,
+    left: list[tuple[str, str]],
 ) -> None:
     scene = Scene()
     scene.hold("a")
     scene.free(0)
-    scene.queue.freed_elsewhere("p", adapter, now=scene.now)
+    scene.queue.freed_elsewhere(left, now=scene.now)
 
     assert scene.calls[-1] == pytest.approx(scene.now + PEER_OFFERS_FIRST_S)
     assert must_wait_until_s(scene) == pytest.approx(scene.now + PEER_OFFERS_FIRST_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from extproc.observe.decisions import DecisionsService
 from extproc.paths import NO_PATH, RESPONSES_PATH
+from extproc.pods.completion import DecisionRecord
 from extproc.routing.admission import AdmissionSettings, Ranks
 from extproc.routing.picker import Picker, PickerSettings
 from extproc.routing.policies import BUILT_IN, Founding, LeastHarm, Policy
@@ -224,6 +227,18 @@ def test_a_pick_tells_how_it_came_about() -> None:
     )
 
 
+def test_a_pick_has_candidates_only_while_somebody_reads_and_is_the_same_otherwise() -> None:
+    readers, views = DecisionsService(num_kept=0), snapshot(endpoint_view(1), endpoint_view(2))
+    made = Picker(Founding(), "policy", rng=random.Random(0), next_id=lambda: "id", readers=readers)
+    with readers.reading():
+        read = routed(pick_of(made, views, request("a")))
+    readers.publish(DecisionRecord(read, 0.0, 0.0))
+    unread = routed(pick_of(made, views, request("a")))
+
+    assert tuple(read.candidates) == views.endpoints
+    assert unread == replace(read, candidates=())
+
+
 # --- fallbacks ------------------------------------------------------------------------------
 
 
@@ -340,7 +355,14 @@ def guarded(policy: Policy, fallback: Policy | None) -> tuple[Picker, list[str]]
     return made, errors
 
 
-@pytest.mark.parametrize("policy", [Raises(), Answers(), Answers(endpoint_view(9))])
+class Exits:
+    """A policy that ends the process."""
+
+    def choose(self, snapshot: Snapshot, request: RequestInfo, *, rng: random.Random) -> Choice:
+        sys.exit("bug")
+
+
+@pytest.mark.parametrize("policy", [Raises(), Exits(), Answers(), Answers(endpoint_view(9))])
 def test_the_fallback_takes_the_request_for_which_the_policy_fails(policy: Policy) -> None:
     made, errors = guarded(policy, Answers(endpoint_view(1)))
 
@@ -525,6 +547,18 @@ def test_the_reason_of_a_policy_is_short_and_can_be_encoded(reason: Any) -> None
     pick = routed(pick_of(picker(Wordy()), snapshot(endpoint_view(1)), request()))
 
     assert len(pick.reason.encode()) <= 64
+
+
+@pytest.mark.parametrize("reason", ["r" * 9_999, "\ud800", None, ["full"]])
+def test_the_reason_of_a_wait_is_short_and_can_be_encoded(reason: Any) -> None:
+    class Wordy:
+        def choose(self, asked: Snapshot, info: RequestInfo, *, rng: random.Random) -> Wait:
+            return Wait(asked.now + 1.0, reason)
+
+    wait = pick_of(picker(Wordy()), snapshot(endpoint_view(1)), request())
+
+    assert isinstance(wait, Wait)
+    assert len(wait.reason.encode()) <= 64
 
 
 def test_a_policy_that_waits_is_passed_on_and_starts_no_session() -> None:

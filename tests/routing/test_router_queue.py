@@ -18,7 +18,9 @@ from extproc.phrases import FOR_TURN
 from extproc.pods.accounting import Accounting
 from extproc.pods.pool import InFlight, Pool
 from extproc.queue import QueueSettings, Ticket
+from extproc.queue.destinations import ALL
 from extproc.queue.schedule import PEER_OFFERS_FIRST_S
+from extproc.queue.waiting import NOBODY, Ahead, Waiting
 from extproc.routing.router import OBJECTIVE_RATIO, Router
 from extproc.tenancy import Claim
 from extproc.types import (
@@ -697,3 +699,25 @@ def test_whatever_happens_over_slots_each_request_has_one_end_and_nobody_waits_f
                 clients.act(action, number)
         clients.check()
     clients.check_ends(12.0)
+
+
+def test_while_nobody_waits_anywhere_what_other_routers_say_of_it_takes_no_views(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    router, num_taken = router_of(1, 2), 0
+    snapshot = Pool.snapshot
+
+    def taken(pool: Pool, *, now: float) -> Snapshot:
+        nonlocal num_taken
+        num_taken += 1
+        return snapshot(pool, now=now)
+
+    monkeypatch.setattr(Pool, "snapshot", taken)
+    router.hear("bb", NOBODY, now=1.0)
+    assert num_taken == 0
+
+    router.hear("bb", Waiting(ahead=(Ahead(5, 2.0, ALL),)), now=1.0)
+    assert router.queue.has_line()
+    router.hear("bb", NOBODY, now=1.0)
+    assert not router.queue.has_line()
+    assert num_taken == 2

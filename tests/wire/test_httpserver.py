@@ -358,6 +358,7 @@ def all_or_two(what: Sequence[bytes], place: int) -> Sequence[bytes]:
     return what if IS_THOROUGH else (what[place % num], what[(place + 2) % num])
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     ("first", "path"), [("another protocol", "stream"), *((each, "small") for each in FIRST)]
 )

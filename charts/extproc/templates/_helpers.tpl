@@ -215,6 +215,13 @@ terminationGracePeriodSeconds is {{ . }}, and a drain takes up to {{ $grace }} s
 {{- if and .Values.autoscaling.enabled (gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas)) }}
 autoscaling.minReplicas is above autoscaling.maxReplicas
 {{- end }}
+{{- if and .Values.pdb.enabled (kindIs "invalid" .Values.pdb.minAvailable) (kindIs "invalid" .Values.pdb.maxUnavailable) }}
+pdb has neither maxUnavailable nor minAvailable, which would let no node drain: set one, or pdb.enabled=false
+{{- end }}
+{{- $listeners := .Values.tls.gateway }}
+{{- if and $listeners.keepHttp $listeners.certificateRefs (eq (int $listeners.port) (int .Values.gateway.port)) }}
+tls.gateway.port and gateway.port are both {{ $listeners.port }}: with tls.gateway.keepHttp the two listeners need a port each
+{{- end }}
 {{- $hasPolicy := or .Values.tls.router.secret (.Values.extraResources | toJson | contains "BackendTLSPolicy") }}
 {{- if and (include "extproc.policies" .) (include "extproc.servesTls" .) (not $hasPolicy) }}
 config.server.tls: Envoy Gateway speaks plaintext to the Services {{ include "extproc.fullname" . }} and {{ include "extproc.fullname" . }}-log without a BackendTLSPolicy for each: set tls.router.secret instead, or add them as extraResources

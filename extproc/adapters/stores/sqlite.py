@@ -105,7 +105,7 @@ class Sqlite:
         """Return the connection to the file that is there now.
 
         Raises:
-            StoreError: The file that was there is gone. A new one would be empty.
+            StoreError: The file that was there is gone, or another one is there, which is empty.
         """
         try:
             status = os.stat(self._file)
@@ -117,7 +117,12 @@ class Sqlite:
         identity = (status.st_dev, status.st_ino)
         if self._connection is None or identity != self._identity:
             self._close()
-            self._connection = _connect(self._file)
+            connection = _connect(self._file)
+            if (self._contents or self._swapped) and not _num_rows(connection):
+                # Nobody deletes declarations so. Who starts where a mount is gone makes a new one.
+                connection.close()
+                raise StoreError(f"{self._file}: another database, and empty: is it mounted?")
+            self._connection = connection
             self._identity, self._version = identity, None
         return self._connection
 
@@ -155,8 +160,7 @@ class Sqlite:
             if new is None:
                 connection.execute("DELETE FROM adapters WHERE name = ?", (name,))
             else:
-                (num_rows,) = connection.execute("SELECT count(*) FROM adapters").fetchone()
-                if old is None and num_rows >= MAX_DECLARATIONS:
+                if old is None and _num_rows(connection) >= MAX_DECLARATIONS:
                     raise StoreFullError(f"{self._file}: {MAX_DECLARATIONS} declarations are there")
                 connection.execute("REPLACE INTO adapters VALUES (?, ?)", (name, new))
         self._swapped[name] = None if new is None else _checked("blob", new)
@@ -187,6 +191,11 @@ def _connect(file: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _num_rows(connection: sqlite3.Connection) -> int:
+    (num_rows,) = connection.execute("SELECT count(*) FROM adapters").fetchone()
+    return num_rows  # type: ignore[no-any-return] # of `count`
 
 
 def _content(connection: sqlite3.Connection, name: str) -> bytes | None:

@@ -18,7 +18,8 @@ import json
 import os
 import socket
 import ssl
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -49,8 +50,7 @@ MAX_LINE_BYTES = 8 * 1024 * 1024
 """Length of one event of a watch; etcd's limit is 1.5 MiB (--max-request-bytes)."""
 READ_BUFFER_BYTES = 2 * 1024 * 1024
 """Read ahead, of one response: an event of a large object is one read."""
-# RuntimeError: the session was closed to renew the credentials after another request.
-_FAILURES = (aiohttp.ClientError, OSError, RuntimeError)
+_FAILURES = (aiohttp.ClientError, OSError)
 
 
 class MissingLibraryError(ExtprocError):
@@ -74,12 +74,15 @@ def load_library(what: str) -> Any:
     return kubernetes_asyncio
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Access:
+    """Credentials as they were read, and the connections that were made with them."""
+
     configuration: Any
     session: aiohttp.ClientSession
     namespace: str
     token: Path | None
+    num_users: int = 0
 
 
 class KubernetesClient:
@@ -149,8 +152,7 @@ class KubernetesClient:
         Raises:
             ApiError: As `get`.
         """
-        access = await self._connect()
-        try:
+        async with self._use() as access:
             async with asyncio.timeout(RESPONSE_S):
                 response = await self._request(access, path, parameters)
             _keep_alive(response)
@@ -169,23 +171,40 @@ class KubernetesClient:
                             raise _too_long(MAX_LINE_BYTES)
                 finally:
                     _abort(response)
-        except _FAILURES as error:
-            raise await self._failure(access, error) from error
 
     async def aclose(self) -> None:
         """Close all connections."""
-        await self._renew(self._access)
+        access, self._access = self._access, None
+        if access is not None:
+            await access.session.close()
 
     async def _body(
         self, path: str, parameters: Mapping[str, str], applied: Mapping[str, Any] | None = None
     ) -> bytes:
+        async with (
+            self._use() as access,
+            asyncio.timeout(RESPONSE_S),
+            await self._request(access, path, parameters, applied) as response,
+        ):
+            return await _read(response)
+
+    @asynccontextmanager
+    async def _use(self) -> AsyncIterator[_Access]:
+        """Keep the credentials' connections open, though others have the credentials read again.
+
+        Raises:
+            ApiError: On any failure of the request.
+        """
         access = await self._connect()
+        access.num_users += 1
         try:
-            async with asyncio.timeout(RESPONSE_S):
-                async with await self._request(access, path, parameters, applied) as response:
-                    return await _read(response)
+            yield access
         except _FAILURES as error:
-            raise await self._failure(access, error) from error
+            raise self._failure(access, error) from error
+        finally:
+            access.num_users -= 1
+            if access is not self._access and not access.num_users:
+                await access.session.close()
 
     async def _request(
         self,
@@ -230,14 +249,14 @@ class KubernetesClient:
     async def _refusal(self, access: _Access, response: aiohttp.ClientResponse) -> ApiError:
         body = await response.content.read(MAX_MESSAGE_BYTES)
         if response.status == HTTPStatus.UNAUTHORIZED:
-            await self._renew(access)
+            self._discard(access)
         return refusal(response.status, body, response.headers.get("Retry-After", ""))
 
-    async def _failure(self, access: _Access, error: Exception) -> ApiError:
+    def _failure(self, access: _Access, error: Exception) -> ApiError:
         if isinstance(error, TimeoutError):
             return ApiError("timeout", "timed out")
         if isinstance(error, aiohttp.ClientSSLError):
-            await self._renew(access)
+            self._discard(access)
         trust = f"{access.token.parent}/ca.crt" if access.token else "the kubeconfig"
         if said := tls_failure(error, trust=trust):
             self.refusal = f"API server {access.configuration.host}: {said}"
@@ -254,11 +273,10 @@ class KubernetesClient:
                 self.known_namespace = self._access.namespace
             return self._access
 
-    async def _renew(self, access: _Access | None) -> None:
-        """Discard the credentials and their connections; the next request reads them again."""
-        if access is not None and self._access is access:
+    def _discard(self, access: _Access) -> None:
+        """Have the next request read the credentials again; those under way go on."""
+        if self._access is access:
             self._access = None
-            await access.session.close()
 
     async def _load(self) -> _Access:
         configuration = self._library.client.Configuration()

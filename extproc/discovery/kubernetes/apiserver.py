@@ -31,6 +31,8 @@ from extproc.discovery.kubernetes.endpoints import (
     priorities,
     selection,
     slice_endpoints,
+    why_no_endpoints,
+    why_no_pods,
     without_pool,
 )
 from extproc.discovery.kubernetes.inferencepool import OnEndpoints, PoolPresence
@@ -40,6 +42,7 @@ from extproc.discovery.kubernetes.objects import (
     InferenceObjective,
     InferencePool,
     KubeObject,
+    Pod,
     Query,
     objectives_query,
     pods_query,
@@ -94,13 +97,14 @@ class Kubernetes:
         self.namespace = namespace or ""
         self._scheme = scheme
         self._stats = WatchStats()
+        self._lacking: dict[str, str] = {}
 
     async def follow_pods(
         self, selector: str, ports: Sequence[int], on_endpoints: OnEndpoints
     ) -> None:
         """Follow pods by label selector; each port is an endpoint."""
         with Publisher(on_endpoints) as publisher:
-            await self._follow_pods(selector, ports, publisher)
+            await self._follow_pods(selector, ports, publisher, "discovery")
 
     async def follow_service(
         self, service: str, on_endpoints: OnEndpoints, *, port: int | str | None = None
@@ -109,17 +113,16 @@ class Kubernetes:
 
         `port` is a port's name in the Service or its number on the pods; None if it has only one.
         """
-        last_error = ""
 
         def read(slices: Collection[EndpointSlice]) -> _Endpoints | None:
-            nonlocal last_error
             try:
-                return slice_endpoints(slices, port, scheme=self._scheme)
+                found = slice_endpoints(slices, port, scheme=self._scheme)
             except ValueError as error:
-                if str(error) != last_error:
-                    last_error = str(error)
-                    log.error("Service %s: %s", service, error)
+                self._note_lack(f"Service {service}", str(error))
                 return None
+            why = "" if found else why_no_endpoints(slices, port)
+            self._note_lack(f"Service {service}", why)
+            return found
 
         with Publisher(on_endpoints) as publisher:
             await self.watch(
@@ -146,9 +149,11 @@ class Kubernetes:
                         following.cancel()
                         following = None
                     if chosen is None and presence.was_there:
+                        self._lacking[presence.title] = "was deleted: requests get 503"
                         publisher.publish(tuple)
                     elif chosen is not None and following is None:
-                        following = tasks.create_task(self._follow_pods(*chosen, publisher))
+                        followed = self._follow_pods(*chosen, publisher, presence.title)
+                        following = tasks.create_task(followed)
 
                 query = pool_query(presence.name, namespace=self.namespace)
                 await self.watch(query, on_pools).run()
@@ -180,8 +185,10 @@ class Kubernetes:
         return self._stats.failures
 
     def warnings(self) -> list[str]:
-        """Return what keeps us from the API server that only people can change."""
-        return [self.client.refusal] if self.client.refusal else []
+        """Return what only people can change: why the API server is not read, or lists no pods."""
+        refusal = self.client.refusal
+        troubles = [refusal] if refusal else sorted(set(self._stats.troubles.values()))
+        return [*troubles, *(f"{what} {why}" for what, why in self._lacking.items())]
 
     @property
     def contact_age_s(self) -> float:
@@ -189,12 +196,30 @@ class Kubernetes:
         return max((self._clock() - at_s for at_s in self._stats.contacts_s.values()), default=0.0)
 
     async def _follow_pods(
-        self, selector: str, ports: Sequence[int], publisher: Publisher[Sequence[Endpoint]]
+        self,
+        selector: str,
+        ports: Sequence[int],
+        publisher: Publisher[Sequence[Endpoint]],
+        what: str,
     ) -> None:
+        def read(pods: Collection[Pod]) -> _Endpoints:
+            found = pod_endpoints(pods, ports, scheme=self._scheme)
+            self._note_lack(what, "" if found else why_no_pods(pods, selector))
+            return found
+
         await self.watch(
             pods_query(selector, namespace=self.namespace),
-            lambda pods: publisher.publish(lambda: pod_endpoints(pods, ports, scheme=self._scheme)),
+            lambda pods: publisher.publish(lambda: read(pods)),
         ).run()
+
+    def _note_lack(self, what: str, why: str) -> None:
+        """Note why something has no pods for us, "" where it has; each reason is logged once."""
+        if why == self._lacking.get(what, ""):
+            return
+        self._lacking.pop(what, None)
+        if why:
+            self._lacking[what] = why
+            log.warning("%s %s", what, why)
 
     def watch(
         self, query: Query[T], on_change: Callable[[Collection[T]], None], hint: str = ""

@@ -31,6 +31,7 @@ from extproc.discovery.kubernetes.objects import (
 from extproc.types import Endpoint
 
 _ENDED = ("Succeeded", "Failed")
+_FAMILIES = ("IPv4", "IPv6")
 GROUP_LABEL = "extproc/group"
 """Of pods that differ from the rest; a Service's endpoints do not show the pods' labels."""
 ACTIVE_PORTS_ANNOTATIONS = ("llm-d.ai/active-ports", "inference.networking.k8s.io/active-ports")
@@ -75,28 +76,54 @@ def slice_endpoints(
         scheme: Of our own calls.
 
     Raises:
-        ValueError: No port was named, and there are several to choose from.
+        ValueError: No port was named, and there are several to choose from; after the Service's
+            name.
     """
-    known = [each for each in slices if each.address_type in ("IPv4", "IPv6")]
+    known = [
+        (each, number)
+        for each in slices
+        if each.address_type in _FAMILIES and (number := _port_of(each, port))
+    ]
     v4_pods = {
         endpoint.target_ref.uid
-        for each in known
+        for each, _ in known
         if each.address_type == "IPv4"
         for endpoint in each.endpoints or ()
         if endpoint.target_ref is not None
     }
 
     def found() -> Iterator[Endpoint]:
-        for each in known:
-            number = _port_of(each, port)
+        for each, number in known:
             for endpoint in each.endpoints or ():
                 pod = endpoint.target_ref
                 is_second = each.address_type == "IPv6" and pod is not None and pod.uid in v4_pods
-                if number and endpoint.addresses and not is_second:
+                if endpoint.addresses and not is_second:
                     name, state = pod.name if pod is not None else "", _state_in_slice(endpoint)
                     yield _endpoint(endpoint.addresses[0], number, name, scheme, state)
 
     return _merged(found())
+
+
+def why_no_endpoints(slices: Collection[EndpointSlice], port: int | str | None) -> str:
+    """Return why no slice of a Service has an endpoint for us, after the Service's name."""
+    if not slices:
+        return "has no EndpointSlices: is it the name of a Service in this namespace?"
+    filled = [each for each in slices if each.endpoints]
+    if not filled:
+        return "has no pods"
+    known = [each for each in filled if each.address_type in _FAMILIES]
+    if not known:
+        return "has host names in place of addresses (addressType FQDN), which are not followed"
+    ports = {f"{each.name} ({each.port})" for some in known for each in some.ports or ()}
+    wanted = "port" if port is None else f"port {port}"
+    return f"has no {wanted}, only: {', '.join(sorted(ports)) or 'none'}"
+
+
+def why_no_pods(pods: Collection[Pod], selector: str) -> str:
+    """Return why no pod by a label selector is an endpoint, after the name of who selects."""
+    if not pods:
+        return f"finds no pod: none has the labels {selector}"
+    return f"finds pods by {selector} ({len(pods)}), and none has an address and an active port"
 
 
 def selection(pool: InferencePool | None) -> tuple[str, tuple[int, ...]] | None:
@@ -157,7 +184,7 @@ def _port_of(each: EndpointSlice, wanted: int | str | None) -> int | None:
     if wanted is None:
         if len(ports) > 1:
             names = ", ".join(f"{port.name} ({port.port})" for port in ports)
-            raise ValueError(f"the Service has several ports, name one: {names}")
+            raise ValueError(f"has several ports, name one: {names}")
         return ports[0].port if ports else None
     return next((port.port for port in ports if wanted in (port.name, port.port)), None)
 

@@ -39,14 +39,14 @@ class PoolPresence:
         if self._is_there:
             self.was_there = True
         elif self.was_there:
-            log.warning("%s was deleted: requests get 503 until it exists again", self._title)
+            log.warning("%s was deleted: requests get 503 until it exists again", self.title)
         else:
-            log.warning("%s does not exist: not ready until it does", self._title)
+            log.warning("%s does not exist: not ready until it does", self.title)
 
     def why_not_ready(self) -> list[str]:
         """Return the reason, for people; empty before the first list and once the pool was seen."""
         is_missing = self._is_there is False and not self.was_there
-        return [f"{self._title} does not exist"] if is_missing else []
+        return [f"{self.title} does not exist"] if is_missing else []
 
     def found(self) -> Mapping[str, float]:
         """Return 1 or 0 by the pool's name; empty while it is unknown."""
@@ -55,7 +55,8 @@ class PoolPresence:
         return {f"{self._namespace}/{self.name}": float(self._is_there)}
 
     @property
-    def _title(self) -> str:
+    def title(self) -> str:
+        """Its name for people."""
         return f"InferencePool {self._namespace}/{self.name}"
 
 

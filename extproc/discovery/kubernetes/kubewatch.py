@@ -74,11 +74,14 @@ class WatchStats:
         failures: Failed lists and watches, by reason.
         contacts_s: Time of the last contact with the API server, or of the start, of each running
             watch of what every cluster defines, in the clock's seconds.
+        troubles: Of those watches that have failed again and again, until the server answers:
+            which, and why, for people.
     """
 
     lists: Counter[str] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
     contacts_s: dict[object, float] = field(default_factory=dict)
+    troubles: dict[object, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +150,7 @@ class ListWatch(Generic[T]):
                 await asyncio.sleep(rest_s)
         finally:
             self.stats.contacts_s.pop(self, None)
+            self.stats.troubles.pop(self, None)
 
     async def _follow(self) -> float:
         """List if needed, then watch to the end; return the seconds to rest."""
@@ -251,6 +255,7 @@ class ListWatch(Generic[T]):
 
     def _note_contact(self) -> None:
         self.problem = ""
+        self.stats.troubles.pop(self, None)
         self._contact_at_s = self.clock()
         if not self.query.is_optional:
             self.stats.contacts_s[self] = self._contact_at_s
@@ -286,3 +291,5 @@ class ListWatch(Generic[T]):
         hint = self.hint if is_refused else ""
         level = logging.WARNING if is_warned else logging.DEBUG
         log.log(level, "%s: not read: %s%s", self.query.title, error, hint)
+        if self._warned_of and not self.query.is_optional:
+            self.stats.troubles[self] = f"{self.query.title}: not read: {error}"

@@ -101,6 +101,8 @@ class ObjectStore(Generic[T]):
             found = [self._query.kept(self._object.decode(each)) for each in page.items or ()]
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ApiError("malformed", f"no list: {error}") from error
+        if page.items is None and not page.metadata.resource_version:
+            raise ApiError("malformed", "no list: it has neither items nor a resourceVersion")
         if is_first:
             self._fresh = {}
         self._fresh.update((_key(each.metadata), each) for each in found if each is not None)

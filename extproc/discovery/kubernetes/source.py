@@ -104,7 +104,7 @@ class KubernetesDiscovery:
         return [why for each in self._presences for why in each.why_not_ready()]
 
     def warnings(self) -> list[str]:
-        """Return what keeps us from the API server that only people can change."""
+        """Return what only people can change: why the API server is not read, or lists no pods."""
         return [] if self._kubernetes is None else self._kubernetes.warnings()
 
     def sources(self) -> list[SourceStatus]:

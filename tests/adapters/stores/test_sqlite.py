@@ -95,6 +95,27 @@ async def test_a_database_that_was_replaced_is_read(media: Opened, file: Path) -
     assert shown(store) == {"b": "/adapters/a"}
 
 
+async def test_an_empty_database_in_the_place_of_another_deletes_nothing(
+    media: Opened, file: Path
+) -> None:
+    """As a router makes one that starts where the mount is gone."""
+    store = await media.store()
+    await store.put(declared("a"))
+    kept = [each.rename(each.with_name(f"kept{each.name}")) for each in file.parent.iterdir()]
+    newcomer = await media.store()
+    await store.poll()
+    with pytest.raises(StoreError, match="another database, and empty"):
+        await store.put(declared("b"))
+    lost = shown(store), shown(newcomer)
+    for each in kept:
+        each.rename(each.with_name(each.name.removeprefix("kept")))
+    await store.poll()
+
+    assert lost == ({"a": "/adapters/a"}, {})
+    assert (len(store.failures), store.num_recoveries) == (1, 1)
+    assert shown(store) == {"a": "/adapters/a"}
+
+
 @pytest.mark.parametrize(
     ("value", "problem"),
     [

@@ -310,20 +310,31 @@ async def test_a_token_that_cannot_be_read_anew_is_an_error_that_may_pass(
     assert await client.get("/pods", {}) == b"the list"
 
 
-async def test_another_requests_renewal_is_an_error_that_passes(
+async def test_a_watch_goes_on_though_another_request_has_the_credentials_read_again(
     client: KubernetesClient, api: FakeApi
 ) -> None:
-    """A watch that is open when the credentials are read again ends, and can be taken up."""
+    """The connections of the old credentials are closed with the last request that uses them."""
     api.holds.clear()
     watch = client.watch("/pods", {"watch": "1"}, within_s=20.0)
     assert await anext(watch) == []
+    assert client._access is not None
+    session = client._access.session
     api.token = "renewed"
     assert (await failure_of(client)).reason == "status_401"
-    with pytest.raises(ApiError) as raised:
-        await anext(watch)
-    assert raised.value.reason == "connection"
     api.token = "good"
+    api.holds.set()
+    assert [some async for some in watch] == []
+    assert session.closed
     assert await client.get("/pods", {}) == b"the list"
+
+
+async def test_a_refused_token_is_what_every_request_fails_of(
+    client: KubernetesClient, api: FakeApi
+) -> None:
+    """Not of connections that another request has closed."""
+    api.token = "renewed"
+    failed = await asyncio.gather(*(failure_of(client) for _ in range(20)))
+    assert {each.reason for each in failed} == {"status_401"}
 
 
 class Account:

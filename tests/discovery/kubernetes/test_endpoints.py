@@ -15,6 +15,8 @@ from extproc.discovery.kubernetes.endpoints import (
     pools_endpoints,
     selection,
     slice_endpoints,
+    why_no_endpoints,
+    why_no_pods,
 )
 from extproc.discovery.kubernetes.objects import EndpointSlice, InferencePool, Pod
 from extproc.types import Endpoint
@@ -227,6 +229,43 @@ def test_an_endpoint_in_two_slices_at_once_is_one_and_ready_if_one_says_so() -> 
 
     (found,) = slice_endpoints(slices, None)
     assert found.is_ready
+
+
+FQDN = read_slice(an_endpoint("pod.example"), addressType="FQDN")
+HTTP_AND_METRICS = [{"name": "metrics", "port": 9090}, {"name": "http", "port": 8000}]
+
+
+@pytest.mark.parametrize(
+    ("slices", "port", "why"),
+    [
+        ([], None, "has no EndpointSlices: is it the name of a Service in this namespace?"),
+        ([read_slice(), read_slice(endpoints=None)], "http", "has no pods"),
+        ([FQDN], None, "has host names in place of addresses"),
+        (
+            [FQDN, read_slice(an_endpoint("10.0.0.1"), ports=HTTP_AND_METRICS)],
+            "grpc",
+            "has no port grpc, only: http (8000), metrics (9090)",
+        ),
+        ([read_slice(an_endpoint("10.0.0.1"), ports=None)], None, "has no port, only: none"),
+    ],
+)
+def test_a_service_without_endpoints_has_a_reason(
+    slices: list[EndpointSlice], port: str | None, why: str
+) -> None:
+    assert slice_endpoints(slices, port) == ()
+    assert why_no_endpoints(slices, port).startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("pods", "why"),
+    [
+        ([], "finds no pod: none has the labels app=vllm"),
+        ([read_pod(ip=""), read_pod(phase="Failed")], "finds pods by app=vllm (2), and none has"),
+    ],
+)
+def test_labels_without_endpoints_have_a_reason(pods: list[Pod], why: str) -> None:
+    assert pod_endpoints(pods, [8000]) == ()
+    assert why_no_pods(pods, "app=vllm").startswith(why)
 
 
 # --- pools --------------------------------------------------------------------------------------

@@ -84,6 +84,7 @@ class Played:
     def __init__(self) -> None:
         self.told: list[list[str]] = []
         self.stats = WatchStats()
+        self.troubles: list[str] = []
 
     def take(self, pods: Collection[Pod]) -> None:
         self.told.append(sorted(pod.metadata.name for pod in pods))
@@ -105,6 +106,7 @@ async def play(
 
     async def rest(delay_s: float) -> None:
         client.rests.append(delay_s)
+        played.troubles = list(played.stats.troubles.values())
         await sleep(0)
 
     monkeypatch.setattr("extproc.discovery.kubernetes.kubewatch.asyncio.sleep", rest)
@@ -125,6 +127,7 @@ async def play(
         )
     assert not task.done(), task.exception()
     contacts = dict(played.stats.contacts_s)
+    assert not played.stats.troubles
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert contacts == {watch: client.now}
@@ -330,3 +333,20 @@ async def test_repeated_failures_are_logged_once_and_so_is_their_end(
 
     messages = [record.getMessage() for record in caplog.records if "Pods" in record.getMessage()]
     assert messages == ["Pods: not read: cut", "Pods: can be read again"]
+
+
+@pytest.mark.parametrize(
+    ("watches", "troubles"),
+    [
+        ([[CUT]], []),
+        ([[CUT], [CUT]], ["Pods: not read: cut"]),
+        ([[CUT], [CUT], [[bookmark(99)], CUT]], []),
+    ],
+    ids=["one is normal", "again and again", "over"],
+)
+async def test_what_fails_again_and_again_is_a_trouble_until_the_server_answers(
+    api: Api, monkeypatch: pytest.MonkeyPatch, watches: list[list[Step]], troubles: list[str]
+) -> None:
+    played = await play(ScriptedClient(api, *watches), monkeypatch)
+
+    assert played.troubles == troubles

@@ -162,7 +162,11 @@ def test_what_is_no_event_changes_nothing(store: ObjectStore[Pod], line: bytes) 
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"no", b"{}", b'{"metadata":{},"items":[{"metadata":{"name":1}}]}']
+    "body",
+    [
+        *(b"", b"no", b"{}", b'{"metadata":{},"items":[{"metadata":{"name":1}}]}'),
+        b'{"kind":"Status","metadata":{},"status":"Success"}',  # as a proxy's or a plugin's answer
+    ],
 )
 def test_what_is_no_list_changes_nothing(store: ObjectStore[Pod], body: bytes) -> None:
     with pytest.raises(ApiError, match="no list"):

@@ -13,7 +13,7 @@ MAX_FAILED = 256
 """Sources kept of an endpoint's failures, for half of the window."""
 
 
-class KindRow(NamedTuple):
+class KindStreak(NamedTuple):
     """The failures of one kind in a row.
 
     Attributes:
@@ -26,7 +26,7 @@ class KindRow(NamedTuple):
     is_rare: bool
 
 
-class FailureRow:
+class FailureStreak:
     """An endpoint's failures since it last served anything.
 
     Attributes:
@@ -40,8 +40,8 @@ class FailureRow:
 
     def __init__(self) -> None:
         self.since_s, self.until_s, self.is_pure = inf, -inf, True
-        self.by_kind: dict[Hashable, KindRow] = {}
-        self.mixed: KindRow | None = None
+        self.by_kind: dict[Hashable, KindStreak] = {}
+        self.mixed: KindStreak | None = None
 
     def sent(self, at_s: float, outlived_s: float) -> None:
         """Note when a failed request was sent, and when the newest one before that is in flight."""
@@ -57,21 +57,21 @@ class FailureRow:
         self.by_kind[kind] = one_more(self.by_kind.get(kind), since, is_rare=is_rare)
 
 
-def one_more(before: KindRow | None, since: Count, *, is_rare: bool) -> KindRow:
+def one_more(before: KindStreak | None, since: Count, *, is_rare: bool) -> KindStreak:
     """Return a part with one failure more; `since` is that of a first one."""
     if before is None:
-        return KindRow(1, since, is_rare)
-    return KindRow(before.num + 1, before.since, before.is_rare and is_rare)
+        return KindStreak(1, since, is_rare)
+    return KindStreak(before.num + 1, before.since, before.is_rare and is_rare)
 
 
 class EndpointEnds:
     """One endpoint's successes and failures."""
 
-    __slots__ = ("_sources", "row", "tally")
+    __slots__ = ("_sources", "streak", "tally")
 
     def __init__(self) -> None:
         self.tally = Tally(MAX_OWN_KINDS)
-        self.row = FailureRow()
+        self.streak = FailureStreak()
         self._sources: set[int] = set()
 
     def begin_half(self, half: int) -> None:
