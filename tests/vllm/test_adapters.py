@@ -131,6 +131,7 @@ class Traffic:
         ]
 
 
+@pytest.mark.slow
 async def test_adapters_survive_kills_and_restarts_and_a_server_that_joins_gets_its_share(
     start_vllm_servers: StartServers, tiny_models: Path, tmp_path: Path
 ) -> None:

@@ -32,8 +32,9 @@ WORDS = {"sequences": 2, "tokens of a step": 60, "KV blocks": 90}
     loop_scope="module",
     params=[
         "sequences",
-        pytest.param("tokens of a step", marks=pytest.mark.slow),  # a start takes half a minute
-        "KV blocks",
+        # A start takes half a minute.
+        pytest.param("tokens of a step", marks=pytest.mark.slow),
+        pytest.param("KV blocks", marks=pytest.mark.slow),
     ],
 )
 async def short_of(
