@@ -97,6 +97,18 @@ def _as_envoy_writes(ip: IPv4Address | IPv6Address) -> str:
     return str(ip)
 
 
+def as_envoy_writes(text: str) -> str:
+    """Return `ip` or `ip:port` as pods' addresses are written, to be compared as text: `[::1]` for
+    `0::1`. Any other text stays as it is."""
+    if text.count(":") < 2:
+        return text
+    host, _, port = text.removeprefix("[").partition("]")
+    try:
+        return f"[{_as_envoy_writes(IPv6Address(host))}]{port}"
+    except ValueError:
+        return text
+
+
 def is_in_subset(address: str, subset: frozenset[str]) -> bool:
     """Return whether the data plane allows `address`: `ip:port`, or a bare `ip` for every port."""
     if address in subset:

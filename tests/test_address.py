@@ -9,7 +9,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from extproc.address import MAX_PORT, Address, check_endpoint_address, host_of
+from extproc.address import (
+    MAX_PORT,
+    Address,
+    as_envoy_writes,
+    check_endpoint_address,
+    host_of,
+    is_in_subset,
+)
 
 
 @given(
@@ -106,3 +113,18 @@ def test_whatever_is_taken_has_no_name_and_no_list_in_it(text: str) -> None:
     except ValueError:
         return
     assert set(address) <= set("0123456789abcdef.:[]")
+
+
+@given(st.ip_addresses(v=6), st.sampled_from([":8000", "", None]))
+def test_an_ipv6_address_of_a_subset_is_compared_as_an_address(
+    ip: IPv6Address, port: str | None
+) -> None:
+    pod = check_endpoint_address(f"[{ip}]:8000")
+    for text in (ip.exploded.upper(), str(ip)):
+        named = text if port is None else f"[{text}]{port}"
+        assert is_in_subset(pod, frozenset({as_envoy_writes(named)}))
+
+
+@pytest.mark.parametrize("text", ["1.1.1.1:1", "1.1.1.1", "a:b:c", "[::g]:80", "::g", ""])
+def test_what_is_no_ipv6_address_of_a_subset_stays_as_it_is(text: str) -> None:
+    assert as_envoy_writes(text) == text

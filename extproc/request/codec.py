@@ -15,6 +15,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf.message import DecodeError
 from msgspec.structs import astuple
 
+from extproc.address import as_envoy_writes
 from extproc.errors import ProtocolError
 from extproc.protocol import (
     DESTINATION_KEY,
@@ -227,7 +228,7 @@ def _subset(metadata: Any) -> frozenset[str] | None:
         names = [item.string_value for item in value.list_value.values]
     else:
         names = value.string_value.split(",")
-    return frozenset(name.strip() for name in names if name.strip())
+    return frozenset(as_envoy_writes(name.strip()) for name in names if name.strip())
 
 
 def _response_headers(request: pb.ProcessingRequest) -> m.ResponseHeaders:

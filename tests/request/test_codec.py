@@ -181,6 +181,14 @@ def test_a_subset_is_a_list_or_a_string_and_an_empty_one_allows_none(
     assert event.subset == expected
 
 
+def test_an_ipv6_address_of_a_subset_is_one_however_it_is_written() -> None:
+    hint = {"x-gateway-destination-endpoint-subset": ["[2001:DB8:0::1]:80", "2001:db8::2"]}
+    event = CODEC.decode(ext_proc.request_headers(metadata={"envoy.lb.subset_hint": hint}))
+
+    assert isinstance(event, m.RequestHeaders)
+    assert event.subset == frozenset({"[2001:db8::1]:80", "[2001:db8::2]"})
+
+
 def test_bodies_and_trailers_differ_by_direction() -> None:
     messages = {
         ext_proc.request_body(b"\x00x", False): m.BodyChunk(b"\x00x", False),
